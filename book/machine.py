@@ -1,0 +1,85 @@
+"""What the lessons run on: GPUs, operating system, versions."""
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from .lessons import ROOT, BookError
+
+# Packages whose version can change what a lesson prints or draws.
+PACKAGES = ("torch", "matplotlib", "numpy", "ipykernel", "nbclient")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    uuid: str
+    name: str
+    driver: str
+
+
+def gpus():
+    """The NVIDIA GPUs that CUDA would show now: those of the machine, less what
+    CUDA_VISIBLE_DEVICES hides. Asks nvidia-smi, since importing torch takes seconds."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=uuid,name,driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    if answer.returncode:
+        return []
+    found = [Gpu(*line.split(", ")) for line in answer.stdout.strip().splitlines()]
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return found
+    # CUDA stops at the first entry that it does not know.
+    visible = []
+    for entry in filter(None, shown.split(",")):
+        match = [g for i, g in enumerate(found) if entry.strip() == str(i) or g.uuid.startswith(entry.strip())]
+        if not match:
+            break
+        visible += match[:1]
+    return visible
+
+
+def choose_gpus(count):
+    """The first `count` GPUs of those that CUDA would show."""
+    found = gpus()
+    if count > len(found):
+        has = ", ".join(gpu.name for gpu in found) or "none"
+        raise BookError(f"--gpus {count} asks for more GPUs than this machine shows: {len(found)} ({has})")
+    return found[:count]
+
+
+def kernel_environment(shown=None):
+    """The environment of a kernel; it sees just the GPUs `shown`, if any are given.
+
+    PYTHONHASHSEED, SOURCE_DATE_EPOCH and matplotlibrc take chance and date out of the outputs.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "0",
+        "SOURCE_DATE_EPOCH": "0",
+        "MATPLOTLIBRC": str(ROOT / "book" / "matplotlibrc"),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    if shown is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in shown)
+    return environment
+
+
+def versions():
+    """Versions of Python and of the packages that outputs depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def system():
+    return f"{platform.system()} {platform.machine()}"
+
+
+def commit():
+    """The commit of the sources, with a + if files differ from it; None outside a git checkout."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    answer = subprocess.run(command, capture_output=True, text=True) if shutil.which("git") else None
+    return answer.stdout.strip() if answer and answer.returncode == 0 else None
