@@ -1,0 +1,61 @@
+"""What several test modules need: a copy of the repository, its built site, a browser."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EDITIONS = ("en", "zh")
+LESSONS = sorted(path.stem for path in (ROOT / "notebooks" / "en").glob("*.ipynb"))
+
+
+def copy_repository(target):
+    """A copy of the sources, without anything built."""
+    ignore = shutil.ignore_patterns(".git", ".venv", "_build", "__pycache__", ".ipynb_checkpoints", "*.mo")
+    shutil.copytree(ROOT, target, ignore=ignore)
+    return target
+
+
+def run_book(folder, *arguments, timeout=180, **environment):
+    """`python -m book` in this copy of the repository, as a process."""
+    command = [sys.executable, "-m", "book", *arguments]
+    environment = {**os.environ, "COLUMNS": "160", **environment}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory):
+    """A copy of the repository in which the book has been built."""
+    folder = copy_repository(tmp_path_factory.mktemp("book") / "repository")
+    built = run_book(folder, "build")
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.fixture
+def repository(book, tmp_path):
+    """A copy of the built book that a test may spoil."""
+    return Path(shutil.copytree(book, tmp_path / "repository", symlinks=True))
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium."""
+    from playwright.sync_api import Error, sync_playwright
+
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with sync_playwright() as playwright:
+        try:
+            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+            chromium = playwright.chromium.launch(executable_path=found, args=flags)
+        except Error as error:
+            reason = f"no browser: {str(error).splitlines()[0]}"
+            if os.environ.get("CI"):
+                pytest.fail(reason)
+            pytest.skip(reason)
+        yield chromium
+        chromium.close()

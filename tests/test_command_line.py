@@ -1,0 +1,270 @@
+"""`python -m book` as its users meet it: as a process, given good and bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.conftest import EDITIONS, LESSONS, run_book
+
+
+def edit(repository, edition, name, change):
+    """Applies a change to the cells of a lesson."""
+    path = repository / "notebooks" / edition / f"{name}.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    change(notebook["cells"])
+    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def set_code(repository, name, cell_id, code, editions=EDITIONS):
+    def change(cells):
+        cell = next(cell for cell in cells if cell["id"] == cell_id)
+        cell["source"] = code.splitlines(keepends=True)
+
+    for edition in editions:
+        edit(repository, edition, name, change)
+
+
+def site(repository):
+    """The site as a dict: path -> bytes."""
+    folder = repository / "_build" / "html"
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def kernels():
+    return {p.pid for p in psutil.process_iter(["cmdline"]) if "ipykernel_launcher" in (p.info["cmdline"] or ())}
+
+
+@pytest.fixture
+def spoiled(repository):
+    """Builds a spoiled book: it must fail in good order. Returns what it said."""
+    site_before, kernels_before = site(repository), kernels()
+
+    def build(*arguments):
+        done = run_book(repository, *(arguments or ("build",)))
+        assert done.returncode == 1
+        assert "Traceback" not in done.stdout + done.stderr
+        assert site(repository) == site_before, "the last good site stays whole"
+        assert kernels() <= kernels_before, "no process is left behind"
+        return done.stderr
+
+    return build
+
+
+def test_a_cell_that_raises(repository, spoiled):
+    set_code(repository, "03_model", "run-model", "1 / 0")
+    said = spoiled()
+    for edition in EDITIONS:
+        assert f"error: notebooks/{edition}/03_model.ipynb, cell run-model: ZeroDivisionError: division by zero" in said
+        failed = repository / "_build" / "failed" / edition / "03_model.ipynb"
+        outputs = {cell["id"]: cell.get("outputs") for cell in json.loads(failed.read_text(encoding="utf-8"))["cells"]}
+        assert outputs["setup"] and outputs["run-model"][0]["ename"] == "ZeroDivisionError"
+
+
+def test_a_cell_that_never_ends(repository, spoiled):
+    config = repository / "_config.yml"
+    config.write_text(config.read_text(encoding="utf-8").replace("timeout: 120", "timeout: 3"), encoding="utf-8")
+    endless = "import subprocess, time\nsubprocess.Popen(['sleep', '12345'])\nwhile True:\n    time.sleep(1)"
+    set_code(repository, "03_model", "run-model", endless)
+    assert "notebooks/en/03_model.ipynb, cell run-model: still running after 3 s" in spoiled()
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "12345"]]
+
+
+def test_a_kernel_that_dies(repository, spoiled):
+    set_code(repository, "03_model", "run-model", "import os\nos._exit(1)")
+    assert "notebooks/zh/03_model.ipynb, cell run-model: the kernel died" in spoiled()
+
+
+@pytest.mark.parametrize("text", ["{not json", "[]", '{"cells": [{}]}'])
+def test_a_notebook_that_is_none(repository, spoiled, text):
+    (repository / "notebooks" / "en" / "03_model.ipynb").write_text(text)
+    assert "error: notebooks/en/03_model.ipynb: not a notebook" in spoiled()
+
+
+def test_a_lesson_in_the_toc_without_a_file(repository, spoiled):
+    with (repository / "_toc.yml").open("a") as toc:
+        toc.write("  - file: notebooks/en/99_missing\n")
+    said = spoiled()
+    assert "error: notebooks/en/99_missing.ipynb: no such file, though _toc.yml names it" in said
+    assert "error: notebooks/zh/99_missing.ipynb: no such file, though _toc.yml names it" in said
+
+
+def test_a_file_without_a_toc_entry(repository, spoiled):
+    (repository / "notebooks" / "en" / "05_extra.ipynb").write_text("{}")
+    assert "error: notebooks/en/05_extra.ipynb: not in _toc.yml" in spoiled()
+
+
+def test_an_edition_that_lacks_a_lesson(repository, spoiled):
+    (repository / "notebooks" / "zh" / "02_random_dataset.ipynb").unlink()
+    assert "error: notebooks/zh/02_random_dataset.ipynb: no such file" in spoiled()
+
+
+def test_a_toc_that_is_no_yaml(repository, spoiled):
+    (repository / "_toc.yml").write_text("root: [")
+    assert "error: _toc.yml: not valid YAML" in spoiled()
+
+
+def test_pairs_with_other_cells(repository, spoiled):
+    edit(repository, "zh", "03_model", lambda cells: cells.pop(2))
+    assert "error: notebooks/*/03_model.ipynb, cell model: only in the English edition" in spoiled()
+
+
+def test_pairs_in_another_order(repository, spoiled):
+    edit(repository, "zh", "03_model", lambda cells: cells.insert(3, cells.pop(2)))
+    assert "error: notebooks/*/03_model.ipynb: the cells are not in the same order" in spoiled()
+
+
+def test_pairs_with_other_code(repository, spoiled):
+    set_code(repository, "03_model", "run-model", "print('hello')", ["en"])
+    assert "error: notebooks/*/03_model.ipynb, cell run-model: the code differs" in spoiled()
+
+
+def test_pairs_may_differ_in_words(repository):
+    set_code(repository, "03_model", "fixed-size", "x = 1  # one\nprint('one', f'{x} and {x + 1}')", ["en"])
+    set_code(repository, "03_model", "fixed-size", "x = 1  # 一\nprint('一', f'{x + 1} 和 {x}')", ["zh"])
+    assert run_book(repository, "check").returncode == 0
+
+
+@pytest.mark.parametrize("english", ["(model-rule)=\n## The rule", "(rule)=\n[4](04_data_parallel.ipynb)"])
+def test_pairs_with_other_labels_or_links(repository, spoiled, english):
+    set_code(repository, "03_model", "rule", english, ["en"])
+    set_code(repository, "03_model", "rule", "(rule)=\n## 规则", ["zh"])
+    said = spoiled()
+    assert "cell rule: the labels differ" in said or "cell rule: the links differ" in said
+
+
+def test_a_link_that_leads_nowhere(repository, spoiled):
+    set_code(repository, "03_model", "rule", "[gone](99_gone.ipynb) [nowhere](#nowhere)")
+    said = spoiled()
+    assert "error: notebooks/zh/03_model.ipynb, cell rule: no file 99_gone.ipynb" in said
+    assert "error: notebooks/zh/03_model.ipynb, cell rule: no label nowhere" in said
+
+
+def test_outputs_in_a_committed_notebook(repository, spoiled):
+    def change(cells):
+        cell = next(cell for cell in cells if cell["id"] == "setup")
+        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["hello\n"]}]
+        cell["metadata"]["collapsed"] = True
+
+    edit(repository, "en", "03_model", change)
+    assert "error: notebooks/en/03_model.ipynb, cell setup: has outputs; run: python -m book tidy" in spoiled()
+    assert run_book(repository, "tidy", "03_model").returncode == 0
+    assert run_book(repository, "check").stdout == ""
+
+
+def test_more_gpus_than_there_are(spoiled):
+    assert "--gpus 1000 asks for more GPUs than this machine shows" in spoiled("execute", "--gpus", "1000")
+
+
+def test_a_lesson_that_does_not_exist(spoiled):
+    assert "error: no lesson is called 42_answer; there are: 01_device" in spoiled("execute", "42_answer")
+
+
+def test_a_warning_of_jupyter_book(repository, spoiled):
+    set_code(repository, "03_model", "rule", "(model-rule)=\n## A rule\n\n```{nonsense}\n```")
+    said = spoiled()
+    assert "notebooks/en/03_model.ipynb" in said and "nonsense" in said
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_build(repository, how):
+    site_before, kernels_before = site(repository), kernels()
+    set_code(repository, "03_model", "run-model", "import time\ntime.sleep(60)")
+    command = [sys.executable, "-m", "book", "build"]
+    process = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while len(kernels() - kernels_before) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    time.sleep(2)
+    process.send_signal(how)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[how]
+    assert "Traceback" not in said
+    # A kernel whose parent was killed notices by itself, within seconds.
+    deadline = time.monotonic() + 20
+    while kernels() - kernels_before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert kernels() <= kernels_before
+    assert site(repository) == site_before
+
+
+def test_a_damaged_cache_is_made_anew(repository):
+    for entry in (repository / "_build" / "cache").iterdir():
+        if json.loads(entry.read_text(encoding="utf-8"))["lesson"] == "en/03_model":
+            entry.write_text("{")
+    done = run_book(repository, "execute")
+    assert done.returncode == 0
+    fresh = [line for line in done.stdout.splitlines() if "03_model" in line and "unchanged" not in line]
+    assert len(fresh) == 1 and " en " in fresh[0]
+
+
+def test_nothing_changed_means_nothing_to_do(repository):
+    before = site(repository)
+    done = run_book(repository, "build")
+    assert done.returncode == 0
+    assert done.stdout.count("unchanged since") == 2 * len(LESSONS)
+    assert "already rendered" in done.stdout
+    assert site(repository) == before
+
+
+def test_changed_prose_is_rendered_and_not_executed(repository):
+    set_code(repository, "03_model", "any-model", "(any-model)=\n## It works for every model", ["en"])
+    done = run_book(repository, "build")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("unchanged since") == 2 * len(LESSONS)
+    assert b"It works for every model" in site(repository)["en/03_model.html"]
+    # The translation is behind now: the author hears of it, and so does the reader.
+    assert "note: notebooks/zh/03_model.ipynb, cell any-model: the English text has changed" in done.stdout
+    assert "本页的英文版在翻译之后有改动" in site(repository)["zh/03_model.html"].decode()
+    assert run_book(repository, "translated", "03_model", "any-model").returncode == 0
+    assert run_book(repository, "check").stdout == ""
+
+
+def test_execute_one_lesson_of_one_edition(repository):
+    set_code(repository, "03_model", "setup", "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, Dataset\ndevice = 'cpu'")
+    done = run_book(repository, "execute", "03_model", "--language", "zh", "--gpus", "0")
+    assert done.returncode == 0, done.stderr
+    assert "zh" in done.stdout and " en " not in done.stdout
+    run = json.loads((repository / "_build" / "run" / "run.json").read_text(encoding="utf-8"))
+    assert len(run["lessons"]) == 2 * len(LESSONS), "the other lessons stay in the run"
+    assert run["lessons"]["zh/03_model"]["gpus"] == []
+
+
+def test_two_executions_give_the_same_notebooks(book, repository):
+    for folder in ("cache", "run"):
+        for path in sorted((repository / "_build" / folder).rglob("*.*")):
+            path.unlink()
+    assert run_book(repository, "execute").returncode == 0
+    for edition in EDITIONS:
+        for name in LESSONS:
+            path = f"_build/run/{edition}/{name}.ipynb"
+            assert (repository / path).read_bytes() == (book / path).read_bytes(), path
+
+
+def test_render_needs_a_run(repository):
+    (repository / "_build" / "run" / "run.json").unlink()
+    done = run_book(repository, "render")
+    assert (done.returncode, done.stderr) == (1, "error: nothing has been executed yet; run: python -m book execute\n")
+
+
+def test_help_teaches(book):
+    for command in ((), ("execute",), ("render",), ("build",), ("serve",), ("check",)):
+        done = run_book(book, *command, "--help")
+        assert done.returncode == 0 and "python -m book" in done.stdout
+    assert "python -m book execute --gpus 2" in run_book(book, "--help").stdout
+
+
+def test_plain_jupyter_book_gives_the_english_edition(repository):
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", ".", "-n", "-W", "--keep-going"]
+    done = subprocess.run(command, cwd=repository, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    page = (repository / "_build" / "html" / "notebooks" / "en" / "04_data_parallel.html").read_text(encoding="utf-8")
+    assert "Let&#39;s use 8 GPUs!" in page
+    # It puts a page of its own in the place of ours, and the next build puts that right.
+    assert "rendered" in run_book(repository, "build").stdout
+    assert b"zh/index.html" in site(repository)["index.html"]

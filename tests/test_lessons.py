@@ -1,0 +1,172 @@
+"""Every lesson, as a reader meets it: alone in an empty folder, and with its exercises."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.conftest import EDITIONS, LESSONS, ROOT
+from tests.notebook import cells, run_cells, solutions
+
+PUBLISHED = json.loads((ROOT / "tests" / "published_results.json").read_text(encoding="utf-8"))
+
+# For each exercise an answer that a learner may well give, and that is wrong.
+WRONG = {
+    "01_device": {
+        "exercise-1": "x = torch.ones(2, 3)\nmoved = x",
+        "exercise-2": "answer = [True, True, True]",
+    },
+    "02_random_dataset": {
+        "exercise-1": "answer = [16] * 6",
+        "exercise-2": "my_batch_size = 30",
+    },
+    "03_model": {
+        "exercise-1": "answer = 15",
+        "exercise-2": "class Flatten(nn.Module):\n    def forward(self, images):\n        return images.view(-1, len(images))",
+    },
+    "04_data_parallel": {
+        "exercise-1": "answer = [3, 3, 2, 2]",
+        "exercise-2": "idle = 0",
+        "exercise-3": "my_batch_size = 40",
+    },
+}
+
+# Put on the path of the kernels: whatever leaves this machine fails.
+NO_NETWORK = """
+import socket
+connect = socket.socket.connect
+def local_only(self, address):
+    if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(("127.", "::1", "localhost")):
+        raise OSError(f"no network in this test: {address}")
+    return connect(self, address)
+socket.socket.connect = local_only
+"""
+
+RUN_ALONE = """
+import sys, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(notebook, timeout=60, extra_arguments=["--log-level=ERROR"]).execute()
+nbformat.write(notebook, sys.argv[1])
+"""
+
+
+def clean_environment(guard):
+    """No variable that leads back to the repository, and no network."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MATPLOTLIBRC", "MPLBACKEND")}
+    return {**kept, "PYTHONPATH": str(guard)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """(edition, lesson) -> the lesson executed alone in an empty folder."""
+    guard = tmp_path_factory.mktemp("guard")
+    (guard / "sitecustomize.py").write_text(NO_NETWORK)
+
+    def run(pair):
+        edition, name = pair
+        folder = tmp_path_factory.mktemp(f"{edition}-{name}")
+        target = folder / f"{name}.ipynb"
+        target.write_bytes((ROOT / "notebooks" / edition / target.name).read_bytes())
+        command = [sys.executable, "-c", RUN_ALONE, target.name]
+        done = subprocess.run(command, cwd=folder, env=clean_environment(guard), capture_output=True, text=True)
+        return pair, (done, json.loads(target.read_text(encoding="utf-8")), [path.name for path in folder.iterdir()])
+
+    pairs = [(edition, name) for edition in EDITIONS for name in LESSONS]
+    with ThreadPoolExecutor(2) as pool:
+        return dict(pool.map(run, pairs))
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("name", LESSONS)
+def test_lesson_runs_alone(alone, edition, name):
+    done, notebook, files = alone[edition, name]
+    assert (done.returncode, done.stderr) == (0, "")
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+    assert outputs
+    assert [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"] == []
+    assert files == [f"{name}.ipynb"], "a lesson leaves nothing behind"
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("name", ["02_random_dataset", "04_data_parallel"])
+def test_figures_keep_their_text_as_text(alone, edition, name):
+    _, notebook, _ = alone[edition, name]
+    figures = [
+        "".join(output["data"]["image/svg+xml"])
+        for cell in notebook["cells"]
+        for output in cell.get("outputs", [])
+        if "image/svg+xml" in output.get("data", {})
+    ]
+    assert figures
+    for figure in figures:
+        texts = "".join(re.findall(r"<text[^>]*>(.*?)</text>", figure, re.DOTALL))
+        assert texts, "letters drawn as outlines need a font at execution, and boxes follow where it lacks one"
+        assert bool(re.search("[\u4e00-\u9fff]", texts)) == (edition == "zh")
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_lessons_run_as_scripts(book, tmp_path, edition):
+    def run(name):
+        script = book / "_build" / "html" / edition / f"{name}.py"
+        environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONWARNINGS": "ignore:FigureCanvasAgg"}
+        return subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(run, LESSONS):
+            assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("name", LESSONS)
+def test_solutions_pass_and_wrong_answers_do_not(edition, name):
+    exercises = [id for id in cells(edition, name) if re.fullmatch(r"exercise-\d+", id)]
+    assert len(exercises) >= 2
+    assert set(exercises) == set(solutions(edition, name)) == set(WRONG[name])
+
+    for answers, mark in ((None, None), (solutions(edition, name), "✓"), (WRONG[name], "✗")):
+        _, printed = run_cells(edition, name, answers)
+        for exercise in exercises:
+            verdict = printed[f"{exercise}-check"]
+            assert len(verdict.splitlines()) == 1
+            assert verdict.startswith(mark) if mark else verdict[0] not in "✓✗"
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_lesson_4_leaves_the_published_splits(edition):
+    variables, _ = run_cells(edition, "04_data_parallel")
+    splits = variables["splits"]
+    assert list(splits) == [1, 2, 3, 8]
+    assert splits[1] == PUBLISHED["no_or_one_gpu"]["replica_rows"]
+    for count, published in PUBLISHED["gpus"].items():
+        assert splits[int(count)] == published["replica_rows"]
+
+
+def published_lines(published):
+    inside, outside = (PUBLISHED["line_formats"][place].replace("\\t", "\t") for place in ("inside", "outside"))
+    lines = [inside.replace("R", str(rows), 1).replace("R", str(rows)) for batch in published["replica_rows"] for rows in batch]
+    return lines + [outside.replace("[B", f"[{batch}") for batch in PUBLISHED["parameters"]["batches"]]
+
+
+def test_lesson_4_prints_the_published_lines():
+    _, printed = run_cells("en", "04_data_parallel")
+    cases = {"1": PUBLISHED["no_or_one_gpu"], **PUBLISHED["gpus"]}
+    for count, published in cases.items():
+        lines = printed[f"run-{count}"].splitlines()
+        label = lines.pop(1 if "banner" in published else 0)
+        assert label in ("(virtual)", "(measured)")
+        banner = [published["banner"]] if "banner" in published else []
+        assert Counter(lines) == Counter(banner + published_lines(published))
+
+
+def test_lesson_4_prints_the_same_sizes_in_chinese():
+    printed = [run_cells(edition, "04_data_parallel")[1] for edition in EDITIONS]
+    for count in (1, 2, 3, 8):
+        english, chinese = (re.findall(r"torch\.Size\(.*?\)", output[f"run-{count}"]) for output in printed)
+        assert Counter(english) == Counter(chinese)
+        assert "模型内" in printed[1][f"run-{count}"]
