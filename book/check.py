@@ -88,7 +88,7 @@ def tidied(notebook):
     """The text of a notebook without outputs, execution counts and editor metadata."""
     cells = []
     for cell in notebook["cells"]:
-        kept = {key: value for key, value in cell["metadata"].items() if key in ("tags", "translates")}
+        kept = {key: value for key, value in cell["metadata"].items() if key in ("tags", "mystnb", "translates")}
         cell = {**cell, "metadata": kept, "source": cell["source"].splitlines(keepends=True)}
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)

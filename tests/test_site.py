@@ -60,7 +60,7 @@ def test_language_of_every_page(html, edition, language):
 
 # What may stand in English on a Chinese page: names, code and what a library says.
 NAMES = re.compile(
-    r"PyTorch|NVIDIA|CUDA|Python|Jupyter|Matplotlib|notebook|Colab|English|Linux|x86_64|GPUs?|CPU|ROCm|AMD|Apple|Intel|Furo"
+    r"PyTorch|NVIDIA|CUDA|Python|Jupyter|Matplotlib|notebook|Colab|English|Linux|x86_64|GPUs?|CPU|cpu|ROCm|AMD|Apple|Intel|Furo"
     r"|CNN|RNN|DataParallel|[\w.+-]*\d[\w.+-]*"
 )
 
@@ -143,6 +143,7 @@ def test_pages_open_without_complaints(visit, edition, width, scheme):
         assert page.locator("h1").is_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "no page scrolls sideways"
         for image in page.locator("article img").all():
+            assert not image.get_attribute("alt").endswith((".svg", ".png")), "the file's name says nothing"
             assert image.evaluate("image => image.complete && image.naturalWidth > 0")
 
 
