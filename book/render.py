@@ -72,6 +72,7 @@ def stage(edition, record):
         files[f"{name}.md"] = short_links(page_path(name, edition).read_text(encoding="utf-8")).encode()
     for name in lesson_names():
         files[f"{name}.ipynb"] = (RUN / edition / f"{name}.ipynb").read_bytes()
+    files["splits.svg"] = figure(files["04_data_parallel.ipynb"], "splits-plot")
     for folder in ("static", "templates", "locale"):
         for path in sorted((ROOT / "book" / folder).rglob("*")):
             if path.is_file() and path.suffix != ".mo":
@@ -79,6 +80,12 @@ def stage(edition, record):
     files["_toc.yml"] = yaml.safe_dump(short_names(toc())).encode()
     files["_config.yml"] = yaml.safe_dump(edition_config(edition, record), allow_unicode=True).encode()
     return files
+
+
+def figure(notebook, cell_id):
+    """The figure that a cell of an executed notebook has drawn."""
+    cell = next(cell for cell in json.loads(notebook)["cells"] if cell["id"] == cell_id)
+    return next(o["data"]["image/svg+xml"] for o in cell["outputs"] if "data" in o).encode()
 
 
 def short_links(text):

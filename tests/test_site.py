@@ -4,9 +4,10 @@ import re
 from urllib.parse import unquote, urldefrag
 
 import pytest
+import torch
 from bs4 import BeautifulSoup
 
-from tests.conftest import EDITIONS, LESSONS, run_book
+from tests.conftest import EDITIONS, LESSONS, ROOT, run_book
 
 PAGES = ["index", *LESSONS]
 
@@ -98,6 +99,14 @@ def test_lesson_4_shows_the_tables(html, edition):
     for count, rows in ((2, 15), (3, 10), (8, 4)):
         assert re.search(rf"{count} (GPUs!|个 GPU)\n", outputs)
         assert f"torch.Size([{rows}, 5])" in outputs
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_the_readmes_picture_is_what_the_build_draws(book, edition):
+    if torch.cuda.device_count():
+        pytest.skip("the picture in the README was drawn on a machine without GPUs")
+    drawn = (book / "_build" / "stage" / edition / "splits.svg").read_bytes()
+    assert (ROOT / "book" / "pages" / edition / "splits.svg").read_bytes() == drawn, "copy the new one over it"
 
 
 def test_colab_button_only_with_an_address(html):
