@@ -34,7 +34,9 @@ def main():
 
 
 def parser():
-    top = argparse.ArgumentParser("python -m book", description=DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter)
+    top = argparse.ArgumentParser(
+        "python -m book", description=DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
 
     def command(name, run, help):
@@ -43,20 +45,30 @@ def parser():
         return sub
 
     def execution(sub):
-        sub.add_argument("lessons", nargs="*", metavar="LESSON", help="a lesson's name, such as 04_data_parallel; default: all")
+        sub.add_argument(
+            "lessons", nargs="*", metavar="LESSON", help="a lesson's name, such as 04_data_parallel; default: all"
+        )
         sub.add_argument("--language", choices=EDITIONS, help="one edition only")
-        sub.add_argument("--gpus", type=gpu_count, metavar="N", help="show just the first N GPUs to CUDA; 0 hides them all")
+        sub.add_argument(
+            "--gpus", type=gpu_count, metavar="N", help="show just the first N GPUs to CUDA; 0 hides them all"
+        )
 
     execution(command("execute", execute, "Execute lessons; what cannot have changed is not executed again."))
     command("render", render, "Render both editions from the last execution.")
     build_command = command("build", build, "Check, execute and render.")
-    build_command.add_argument("--gpus", type=gpu_count, metavar="N", help="show just the first N GPUs to CUDA; 0 hides them all")
+    build_command.add_argument(
+        "--gpus", type=gpu_count, metavar="N", help="show just the first N GPUs to CUDA; 0 hides them all"
+    )
     serve_command = command("serve", serve, "Build, show the book in a browser, and build again when a file changes.")
     serve_command.add_argument("--port", type=int, default=8000, help="default: 8000")
     command("check", check, "Check pairs, links, and that notebooks hold no outputs.")
-    tidy = command("tidy", lambda a: checking.tidy(select(a.lessons)), "Remove outputs and editor metadata from notebooks.")
+    tidy = command(
+        "tidy", lambda a: checking.tidy(select(a.lessons)), "Remove outputs and editor metadata from notebooks."
+    )
     tidy.add_argument("lessons", nargs="*", metavar="LESSON", help="default: all")
-    translated_command = command("translated", translated, "Note that a Chinese text is up to date with the English one.")
+    translated_command = command(
+        "translated", translated, "Note that a Chinese text is up to date with the English one."
+    )
     translated_command.add_argument("name", metavar="NAME", help="a lesson or a page, such as 01_device or index")
     translated_command.add_argument("cells", nargs="*", metavar="CELL", help="cells of the lesson; default: all")
     return top
@@ -81,9 +93,18 @@ def run_lessons(names, editions, gpus):
     from .execute import execute as run
 
     table = Table("lesson", "edition", "seconds", "device", "")
-    run(names, editions, gpus, lambda lesson, p, fresh: table.add_row(
-        lesson.name, lesson.edition, f"{p['seconds']:.1f}", device(p), "" if fresh else f"unchanged since {p['executed'][:10]}"
-    ))
+    run(
+        names,
+        editions,
+        gpus,
+        lambda lesson, p, fresh: table.add_row(
+            lesson.name,
+            lesson.edition,
+            f"{p['seconds']:.1f}",
+            device(p),
+            "" if fresh else f"unchanged since {p['executed'][:10]}",
+        ),
+    )
     Console().print(table)
 
 
@@ -127,7 +148,14 @@ def serve(arguments):
 
     rebuild()
     server = Server()
-    for pattern in ("_config.yml", "_toc.yml", "notebooks/**/*.ipynb", "book/pages/**/*.md", "book/static/*", "book/templates/*"):
+    for pattern in (
+        "_config.yml",
+        "_toc.yml",
+        "notebooks/**/*.ipynb",
+        "book/pages/**/*.md",
+        "book/static/*",
+        "book/templates/*",
+    ):
         server.watch(str(ROOT / pattern), rebuild)
     server.serve(root=str(SITE), port=arguments.port, open_url_delay=None)
 

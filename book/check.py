@@ -75,7 +75,9 @@ def hygiene(lesson):
         if cell.get("outputs") or cell.get("execution_count"):
             problems.append(f"{shown(lesson.path)}, cell {cell['id']}: has outputs; run: python -m book tidy")
         if not re.fullmatch(r"[a-z][a-z0-9-]*", cell["id"]):
-            problems.append(f"{shown(lesson.path)}, cell {cell['id']}: name the cell for what it does, as in wrap-model")
+            problems.append(
+                f"{shown(lesson.path)}, cell {cell['id']}: name the cell for what it does, as in wrap-model"
+            )
     ids = [cell["id"] for cell in notebook["cells"]]
     for id in sorted({id for id in ids if ids.count(id) > 1}):
         problems.append(f"{shown(lesson.path)}, cell {id}: two cells have this id")

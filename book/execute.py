@@ -47,7 +47,10 @@ def execute(names=(), editions=None, gpus=None, show=print):
     lessons = select(names, editions) if editions else select(names)
     sources = {lesson: read_notebook(lesson.path) for lesson in lessons}
     chosen = machine.choose_gpus(gpus) if gpus is not None else None
-    base = {"versions": machine.versions(), "gpus": [vars(gpu) for gpu in (machine.gpus() if chosen is None else chosen)]}
+    base = {
+        "versions": machine.versions(),
+        "gpus": [vars(gpu) for gpu in (machine.gpus() if chosen is None else chosen)],
+    }
     keys = {lesson: cache_key(sources[lesson], base) for lesson in lessons}
     todo = [lesson for lesson in lessons if cached(keys[lesson]) is None]
     if todo:

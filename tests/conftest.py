@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EDITIONS = ("en", "zh")
+MARK = "BOOK_UNDER_TEST"  # an environment variable, by which processes are found again
 LESSONS = sorted(path.stem for path in (ROOT / "notebooks" / "en").glob("*.ipynb"))
 
 
@@ -23,8 +26,18 @@ def copy_repository(target):
 def run_book(folder, *arguments, timeout=180, **environment):
     """`python -m book` in this copy of the repository, as a process."""
     command = [sys.executable, "-m", "book", *arguments]
-    environment = {**os.environ, "COLUMNS": "160", **environment}
+    environment = {**os.environ, "COLUMNS": "160", MARK: str(folder), **environment}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def processes_of(folder):
+    """The processes that `run_book` has started for this copy, and all that these have started."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
+import torch
 
-from tests.conftest import EDITIONS, LESSONS, run_book
+from tests.conftest import EDITIONS, LESSONS, MARK, processes_of, run_book
 
 
 def edit(repository, edition, name, change):
@@ -36,21 +36,17 @@ def site(repository):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def kernels():
-    return {p.pid for p in psutil.process_iter(["cmdline"]) if "ipykernel_launcher" in (p.info["cmdline"] or ())}
-
-
 @pytest.fixture
 def spoiled(repository):
     """Builds a spoiled book: it must fail in good order. Returns what it said."""
-    site_before, kernels_before = site(repository), kernels()
+    site_before = site(repository)
 
     def build(*arguments):
         done = run_book(repository, *(arguments or ("build",)))
         assert done.returncode == 1
         assert "Traceback" not in done.stdout + done.stderr
         assert site(repository) == site_before, "the last good site stays whole"
-        assert kernels() <= kernels_before, "no process is left behind"
+        assert not processes_of(repository), "no process is left behind"
         return done.stderr
 
     return build
@@ -72,7 +68,6 @@ def test_a_cell_that_never_ends(repository, spoiled):
     endless = "import subprocess, time\nsubprocess.Popen(['sleep', '12345'])\nwhile True:\n    time.sleep(1)"
     set_code(repository, "03_model", "run-model", endless)
     assert "notebooks/en/03_model.ipynb, cell run-model: still running after 3 s" in spoiled()
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "12345"]]
 
 
 def test_a_kernel_that_dies(repository, spoiled):
@@ -161,6 +156,32 @@ def test_more_gpus_than_there_are(spoiled):
     assert "--gpus 1000 asks for more GPUs than this machine shows" in spoiled("execute", "--gpus", "1000")
 
 
+@pytest.fixture
+def two_gpus(tmp_path, monkeypatch):
+    """A machine whose nvidia-smi lists two GPUs. It stands in for the count, never for a result."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU-aa, NVIDIA Test, 1.0'\necho 'GPU-bb, NVIDIA Test, 1.0'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_gpus_are_counted_as_cuda_shows_them(two_gpus, spoiled, monkeypatch):
+    assert "--gpus 3 asks for more GPUs than this machine shows: 2 (NVIDIA Test, NVIDIA Test)" in spoiled(
+        "execute", "--gpus", "3"
+    )
+    for shown, count in (("1", 1), ("GPU-bb", 1), ("1,0", 2), ("0,7,1", 1), ("", 0), ("-1", 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert f"than this machine shows: {count} (" in spoiled("execute", "--gpus", "3")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for a PyTorch that sees no GPU")
+def test_a_pytorch_that_does_not_see_the_gpus(two_gpus, spoiled):
+    said = spoiled("execute", "03_model", "--gpus", "2")
+    assert "error: notebooks/en/03_model.ipynb: 2 GPUs were asked for, but torch" in said
+    assert "saw 0; is it a build without CUDA?" in said
+
+
 def test_a_lesson_that_does_not_exist(spoiled):
     assert "error: no lesson is called 42_answer; there are: 01_device" in spoiled("execute", "42_answer")
 
@@ -173,23 +194,26 @@ def test_a_warning_of_jupyter_book(repository, spoiled):
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_build(repository, how):
-    site_before, kernels_before = site(repository), kernels()
-    set_code(repository, "03_model", "run-model", "import time\ntime.sleep(60)")
+    site_before = site(repository)
+    started = repository / "started"
+    set_code(repository, "03_model", "run-model", f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(60)")
     command = [sys.executable, "-m", "book", "build"]
-    process = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while len(kernels() - kernels_before) < 2:
+    environment = {**os.environ, MARK: str(repository)}
+    process = subprocess.Popen(
+        command, cwd=repository, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not started.exists():
         assert process.poll() is None
         time.sleep(0.1)
-    time.sleep(2)
     process.send_signal(how)
     _, said = process.communicate(timeout=30)
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[how]
     assert "Traceback" not in said
     # A kernel whose parent was killed notices by itself, within seconds.
     deadline = time.monotonic() + 20
-    while kernels() - kernels_before and time.monotonic() < deadline:
+    while processes_of(repository) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert kernels() <= kernels_before
+    assert not processes_of(repository)
     assert site(repository) == site_before
 
 
@@ -226,7 +250,12 @@ def test_changed_prose_is_rendered_and_not_executed(repository):
 
 
 def test_execute_one_lesson_of_one_edition(repository):
-    set_code(repository, "03_model", "setup", "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, Dataset\ndevice = 'cpu'")
+    set_code(
+        repository,
+        "03_model",
+        "setup",
+        "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, Dataset\ndevice = 'cpu'",
+    )
     done = run_book(repository, "execute", "03_model", "--language", "zh", "--gpus", "0")
     assert done.returncode == 0, done.stderr
     assert "zh" in done.stdout and " en " not in done.stdout
@@ -260,8 +289,19 @@ def test_help_teaches(book):
 
 
 def test_plain_jupyter_book_gives_the_english_edition(repository):
-    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", ".", "-n", "-W", "--keep-going"]
-    done = subprocess.run(command, cwd=repository, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=180)
+    command = [
+        sys.executable,
+        "-c",
+        "from jupyter_book.cli.main import main; main()",
+        "build",
+        ".",
+        "-n",
+        "-W",
+        "--keep-going",
+    ]
+    done = subprocess.run(
+        command, cwd=repository, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=180
+    )
     assert done.returncode == 0, done.stderr
     page = (repository / "_build" / "html" / "notebooks" / "en" / "04_data_parallel.html").read_text(encoding="utf-8")
     assert "use 8 GPUs!" in page

@@ -115,7 +115,9 @@ def test_lessons_run_as_scripts(book, tmp_path, edition):
     def run(name):
         script = book / "_build" / "html" / edition / f"{name}.py"
         environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONWARNINGS": "ignore:FigureCanvasAgg"}
-        return subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
 
     with ThreadPoolExecutor(2) as pool:
         for done in pool.map(run, LESSONS):
@@ -149,7 +151,7 @@ def test_lesson_4_leaves_the_published_splits(edition):
 
 def published_lines(published):
     inside, outside = (PUBLISHED["line_formats"][place].replace("\\t", "\t") for place in ("inside", "outside"))
-    lines = [inside.replace("R", str(rows), 1).replace("R", str(rows)) for batch in published["replica_rows"] for rows in batch]
+    lines = [inside.replace("[R", f"[{rows}") for batch in published["replica_rows"] for rows in batch]
     return lines + [outside.replace("[B", f"[{batch}") for batch in PUBLISHED["parameters"]["batches"]]
 
 

@@ -69,7 +69,12 @@ NAMES = re.compile(
 def test_words_of_the_chinese_pages_are_chinese(html):
     for page in [*PAGES, "search"]:
         found = soup(html / "zh" / f"{page}.html")
-        labels = [tag[key] for tag in found.find_all() for key in ("aria-label", "placeholder", "title", "alt") if tag.get(key)]
+        labels = [
+            tag[key]
+            for tag in found.find_all()
+            for key in ("aria-label", "placeholder", "title", "alt")
+            if tag.get(key)
+        ]
         for tag in found.find_all(["code", "pre", "script", "style", "svg", "head"]):
             tag.decompose()
         english = [
@@ -118,7 +123,9 @@ def test_colab_button_leads_to_the_notebook(repository):
     assert done.returncode == 0, done.stderr
     for edition in EDITIONS:
         page = soup(repository / "_build" / "html" / edition / "01_device.html")
-        address = f"https://colab.research.google.com/github/somebody/book/blob/main/notebooks/{edition}/01_device.ipynb"
+        address = (
+            f"https://colab.research.google.com/github/somebody/book/blob/main/notebooks/{edition}/01_device.ipynb"
+        )
         assert page.select(f'.page-actions a[href="{address}"]')
 
 

@@ -44,7 +44,11 @@ def test_sizes_are_those_of_chunk():
 @pytest.mark.parametrize("make", [net, lambda: Rnn().double()], ids=["mlp", "rnn"])
 def test_outputs_and_gradients_equal_the_unwrapped_model(n, rows, make):
     model = make()
-    x = torch.randn(rows, 4, 5, dtype=torch.double) if isinstance(model, Rnn) else torch.randn(rows, 5, dtype=torch.double)
+    x = (
+        torch.randn(rows, 4, 5, dtype=torch.double)
+        if isinstance(model, Rnn)
+        else torch.randn(rows, 5, dtype=torch.double)
+    )
     results = []
     for network in (model, VirtualDataParallel(model, n)):
         model.zero_grad()
