@@ -27,7 +27,7 @@ WRONG = {
     },
     "03_model": {
         "exercise-1": "answer = 15",
-        "exercise-2": "class Flatten(nn.Module):\n    def forward(self, images):\n        return images.view(-1, len(images))",
+        "exercise-2": "class Flatten(nn.Module):\n    def forward(self, images):\n        return images.view(30, -1)",
     },
     "04_data_parallel": {
         "exercise-1": "answer = [3, 3, 2, 2]",
