@@ -99,7 +99,8 @@ def read_notebook(path):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             cell["source"] = "".join(cell["source"])
-            cell["id"], cell["cell_type"], cell["metadata"]
+            for key in ("id", "cell_type", "metadata"):
+                cell[key]  # a cell of format 4.5 has all three
         return notebook
     except FileNotFoundError:
         raise BookError(f"{shown(path)}: no such file, though _toc.yml names this lesson") from None
@@ -108,7 +109,7 @@ def read_notebook(path):
     except json.JSONDecodeError as error:
         raise BookError(f"{shown(path)}: not a notebook: {error}") from None
     except (KeyError, TypeError) as error:
-        raise BookError(f"{shown(path)}: not a notebook of format 4.5: missing {error}") from None
+        raise BookError(f"{shown(path)}: not a notebook of format 4.5 ({error})") from None
 
 
 def text_hash(text):

@@ -183,25 +183,39 @@ def write_stage(edition, files):
         files[f"downloads/{name}.ipynb"] = nbformat.writes(source).encode()
         files[f"downloads/{name}.py"] = jupytext.writes(source, "py:percent").encode()
     folder = STAGE / edition
-    for path in [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".mo"]:
-        if path.relative_to(folder).as_posix() not in files:
-            path.unlink()
-            # Sphinx keeps the page of a source that is gone.
-            shutil.rmtree(SPHINX / edition, ignore_errors=True)
-    for name, content in files.items():
-        path = folder / name
-        if not path.exists() or path.read_bytes() != content:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+    staged = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    gone = {name for name in staged - set(files) if not name.endswith(".mo")}
+    changed = [name for name in files if name not in staged or (folder / name).read_bytes() != files[name]]
+    if gone:  # Sphinx would keep their pages
+        shutil.rmtree(SPHINX / edition, ignore_errors=True)
+    for name in gone:
+        (folder / name).unlink()
+    for name in changed:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(files[name])
 
 
 def run_jupyter_book():
-    """Renders both editions side by side; any warning is an error."""
+    """Renders both editions side by side; any warning is an error.
+
+    `--all` writes every page, since Sphinx does not notice that only a style has changed;
+    pages whose sources are as they were are still not read again.
+    """
     processes = {}
     for edition in EDITIONS:
         output = SPHINX / edition
         output.mkdir(parents=True, exist_ok=True)
-        command = [*JUPYTER_BOOK, str(STAGE / edition), "--path-output", str(output), "-n", "-W", "--keep-going", "-q"]
+        command = [
+            *JUPYTER_BOOK,
+            str(STAGE / edition),
+            "--path-output",
+            str(output),
+            "--all",
+            "-n",
+            "-W",
+            "--keep-going",
+            "-q",
+        ]
         log = (output / "log.txt").open("w", encoding="utf-8")
         environment = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1"}
         processes[edition] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

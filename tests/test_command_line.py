@@ -249,6 +249,15 @@ def test_changed_prose_is_rendered_and_not_executed(repository):
     assert run_book(repository, "check").stdout == ""
 
 
+def test_changed_templates_and_styles_reach_the_site(repository):
+    # One after the other: Sphinx by itself does not notice that only a style has changed.
+    for file, page in (("templates/head.html", "zh/01_device.html"), ("static/book.css", "zh/_static/book.css")):
+        with (repository / "book" / file).open("a", encoding="utf-8") as changed:
+            changed.write("/* changed just now */")
+        assert run_book(repository, "build").returncode == 0
+        assert b"changed just now" in site(repository)[page]
+
+
 def test_execute_one_lesson_of_one_edition(repository):
     set_code(
         repository,

@@ -139,6 +139,18 @@ def test_solutions_pass_and_wrong_answers_do_not(edition, name):
             assert verdict.startswith(mark) if mark else verdict[0] not in "✓✗"
 
 
+# Cells that several lessons need, repeated so that each lesson stands alone.
+SHARED = ["figures", "virtual-devices"]
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("id", SHARED)
+def test_copies_of_a_shared_cell_are_equal(edition, id):
+    copies = {name: cells(edition, name)[id] for name in LESSONS if id in cells(edition, name)}
+    assert copies
+    assert len(set(copies.values())) == 1, list(copies)
+
+
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_lesson_4_leaves_the_published_splits(edition):
     variables, _ = run_cells(edition, "04_data_parallel")
