@@ -82,8 +82,7 @@ def gpu_count(text):
 
 
 def execute(arguments):
-    editions = [arguments.language] if getattr(arguments, "language", None) else EDITIONS
-    run_lessons(getattr(arguments, "lessons", ()), editions, arguments.gpus)
+    run_lessons(arguments.lessons, [arguments.language] if arguments.language else EDITIONS, arguments.gpus)
 
 
 def run_lessons(names, editions, gpus):
@@ -93,18 +92,9 @@ def run_lessons(names, editions, gpus):
     from .execute import execute as run
 
     table = Table("lesson", "edition", "seconds", "device", "")
-    run(
-        names,
-        editions,
-        gpus,
-        lambda lesson, p, fresh: table.add_row(
-            lesson.name,
-            lesson.edition,
-            f"{p['seconds']:.1f}",
-            device(p),
-            "" if fresh else f"unchanged since {p['executed'][:10]}",
-        ),
-    )
+    for lesson, provenance, fresh in run(names, editions, gpus):
+        when = "" if fresh else f"unchanged since {provenance['executed'][:10]}"
+        table.add_row(lesson.name, lesson.edition, f"{provenance['seconds']:.1f}", device(provenance), when)
     Console().print(table)
 
 
@@ -148,14 +138,8 @@ def serve(arguments):
 
     rebuild()
     server = Server()
-    for pattern in (
-        "_config.yml",
-        "_toc.yml",
-        "notebooks/**/*.ipynb",
-        "book/pages/**/*.md",
-        "book/static/*",
-        "book/templates/*",
-    ):
+    sources = ["_config.yml", "_toc.yml", "notebooks/*/*.ipynb", "book/pages/*/*", "book/static/*", "book/templates/*"]
+    for pattern in sources:
         server.watch(str(ROOT / pattern), rebuild)
     server.serve(root=str(SITE), port=arguments.port, open_url_delay=None)
 

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from . import machine
-from .lessons import BUILD, BookError, config, read_notebook, select, shown
+from .lessons import BUILD, EDITIONS, BookError, config, read_notebook, select, shown
 
 RUN = BUILD / "run"
 CACHE = BUILD / "cache"
@@ -37,14 +37,14 @@ print(json.dumps({
 """
 
 
-def execute(names=(), editions=None, gpus=None, show=print):
+def execute(names=(), editions=EDITIONS, gpus=None):
     """Executes the selected lessons, and completes the run with them.
 
     gpus: how many GPUs CUDA shows to the lessons; None leaves that as it is.
-    show: called with each lesson's id and provenance, and whether it ran just now.
+    Returns a list of (lesson, its provenance, whether it was executed just now).
     Raises BookError, naming file and cell, if any lesson fails; the run is then as it was.
     """
-    lessons = select(names, editions) if editions else select(names)
+    lessons = select(names, editions)
     sources = {lesson: read_notebook(lesson.path) for lesson in lessons}
     chosen = machine.choose_gpus(gpus) if gpus is not None else None
     base = {
@@ -55,9 +55,9 @@ def execute(names=(), editions=None, gpus=None, show=print):
     todo = [lesson for lesson in lessons if cached(keys[lesson]) is None]
     if todo:
         run_all(todo, sources, keys, chosen)
-    for lesson in lessons:
-        show(lesson, cached(keys[lesson])["provenance"], lesson in todo)
-    write_run({lesson: (sources[lesson], cached(keys[lesson])) for lesson in lessons})
+    results = {lesson: cached(keys[lesson]) for lesson in lessons}
+    write_run(sources, results)
+    return [(lesson, results[lesson]["provenance"], lesson in todo) for lesson in lessons]
 
 
 def cache_key(notebook, base):
@@ -151,7 +151,7 @@ def run_lesson(lesson, source, chosen, timeout, on_cell):
             reason = "the kernel died; did this cell exit, or run out of memory?"
         else:
             seconds = round(time.monotonic() - began, 1)
-            return result(lesson, notebook, chosen, seconds)
+            return result_of(lesson, notebook, chosen, seconds)
     kept = FAILED / f"{lesson.id}.ipynb"
     notebook.cells.pop()
     write_json(kept, notebook)
@@ -159,7 +159,7 @@ def run_lesson(lesson, source, chosen, timeout, on_cell):
     raise BookError(f"{shown(lesson.path)}, cell {current['id']}: {first_line}\n    outputs so far: {shown(kept)}")
 
 
-def result(lesson, notebook, chosen, seconds):
+def result_of(lesson, notebook, chosen, seconds):
     probe = notebook.cells.pop()
     saw = json.loads(probe.outputs[-1].text)
     if chosen is not None and len(saw["gpus"]) != len(chosen):
@@ -180,7 +180,7 @@ def result(lesson, notebook, chosen, seconds):
     return {"lesson": lesson.id, "provenance": provenance, "outputs": outputs}
 
 
-def write_run(results):
+def write_run(sources, results):
     """Writes the run anew, beside the old one; lessons not among the results stay as they were."""
     BUILD.mkdir(exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=BUILD, prefix="run-"))
@@ -191,9 +191,9 @@ def write_run(results):
             (fresh / id).parent.mkdir(exist_ok=True)
             shutil.copy(RUN / f"{id}.ipynb", fresh / f"{id}.ipynb")
         record = {id: record[id] for id in kept}
-        for lesson, (source, kept_result) in results.items():
-            write_json(fresh / f"{lesson.id}.ipynb", with_outputs(source, kept_result["outputs"]))
-            record[lesson.id] = kept_result["provenance"]
+        for lesson, result in results.items():
+            write_json(fresh / f"{lesson.id}.ipynb", with_outputs(sources[lesson], result["outputs"]))
+            record[lesson.id] = result["provenance"]
         write_json(fresh / "run.json", {"lessons": dict(sorted(record.items()))})
         replace_folder(fresh, RUN)
     finally:

@@ -42,6 +42,7 @@ STAMP = ".rendered"  # in the site: the digest of all that it was made of
 
 EDITION_NAMES = {"en": "English", "zh": "中文"}
 JUPYTER_BOOK = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build"]
+OPTIONS = ["--all", "-n", "-W", "--keep-going", "-q"]
 
 
 def render():
@@ -205,17 +206,7 @@ def run_jupyter_book():
     for edition in EDITIONS:
         output = SPHINX / edition
         output.mkdir(parents=True, exist_ok=True)
-        command = [
-            *JUPYTER_BOOK,
-            str(STAGE / edition),
-            "--path-output",
-            str(output),
-            "--all",
-            "-n",
-            "-W",
-            "--keep-going",
-            "-q",
-        ]
+        command = [*JUPYTER_BOOK, str(STAGE / edition), "--path-output", str(output), *OPTIONS]
         log = (output / "log.txt").open("w", encoding="utf-8")
         environment = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1"}
         processes[edition] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
