@@ -181,6 +181,16 @@ def test_containers_go_in_and_come_out():
     torch.testing.assert_close(output["sum"], (x + x + 2, x + 3))
 
 
+@pytest.mark.parametrize("first", [{"a": 1}, {"a": 1, "b": 2}])
+def test_dicts_of_different_keys_do_not_gather(first):
+    class Keys(nn.Module):
+        def forward(self, x):
+            return {key: x for key in ("a", "b")[: len(first) if x[0, 0] == 0 else 3 - len(first)]}
+
+    with pytest.raises(ValueError, match="All dicts must have the same number of keys"):
+        VirtualDataParallel(Keys(), 2)(torch.arange(4.0).view(4, 1))
+
+
 def test_fewer_rows_than_devices_repeat_what_is_no_tensor():
     class TwoArguments(nn.Module):
         def forward(self, x, flag=None):
