@@ -8,6 +8,7 @@ again: ``_build/cache`` keeps outputs under a key made of all they depend on.
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -124,6 +125,8 @@ def run_lesson(lesson, source, chosen, timeout, on_cell):
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+    # At shutdown jupyter_client sometimes reads from a socket that it has closed, and tornado tells the reader.
+    logging.getLogger("tornado").setLevel(logging.CRITICAL)
     notebook = nbformat.from_dict(json.loads(json.dumps(source)))
     notebook.cells.append(nbformat.v4.new_code_cell(PROBE, id=PROBE_ID))
     current = {"id": "(none: the kernel did not start)"}

@@ -34,6 +34,26 @@ WRONG = {
         "exercise-2": "idle = 0",
         "exercise-3": "my_batch_size = 40",
     },
+    "05_four_steps": {
+        "exercise-1": 'order = "BDAC"',
+        "exercise-2": "def my_gather(outputs):\n    return torch.stack(outputs, dim=0).flatten(0, 1)",
+        "exercise-3": "answer = [8, 0]",
+    },
+    "06_gradients": {
+        "exercise-1": "weights = [0.25, 0.25, 0.25, 0.25]",
+        "exercise-2": 'letter = "A"',
+        "exercise-3": "class Mended(nn.Module):\n    def __init__(self, model):\n        super().__init__()\n        self.model = model\n\n    def forward(self, x, y):\n        squares = (self.model(x) - y).pow(2)\n        return squares.mean().view(1)",
+    },
+    "07_replicas": {
+        "exercise-1": 'class Counter(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.fc = nn.Linear(5, 2)\n        self.register_buffer("calls", torch.tensor(0))\n\n    def forward(self, x):\n        self.calls = self.calls + 1\n        return self.fc(x)',
+        "exercise-2": "running_mean = 4.5",
+        "exercise-3": 'class TwoPaths(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.image_module = nn.Linear(5, 2)\n        self.text_module = nn.Linear(5, 2)\n\n\nsaved = nn.DataParallel(TwoPaths())\ncheckpoint = saved.state_dict()\nrepaired = {key.replace("module.", ""): tensor for key, tensor in checkpoint.items()}',
+    },
+    "08_inputs_outputs": {
+        "exercise-1": 'answer = ["cut", "cut", "repeated", "repeated"]',
+        "exercise-2": "class AttentionWithMask(nn.Module):\n    def __init__(self, mask):\n        super().__init__()\n        self.mask = mask\n\n    def forward(self, x):\n        scores = x @ x.transpose(1, 2) + self.mask\n        return scores.softmax(dim=2) @ x\n\n\nmended = AttentionWithMask(mask)",
+        "exercise-3": "class Strict(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.seen = []\n\n    def forward(self, x, *, double):\n        self.seen.append(len(x))\n        return x * 2 if double else x\n\n\nstrict = Strict()\nstrict_eight = VirtualDataParallel(strict, 8)\nx = torch.arange(3)\n\noutput = strict(x, double=True)",
+    },
 }
 
 # Put on the path of the kernels: whatever leaves this machine fails.
@@ -48,7 +68,8 @@ socket.socket.connect = local_only
 """
 
 RUN_ALONE = """
-import sys, nbformat
+import logging, sys, nbformat
+logging.getLogger("tornado").setLevel(logging.CRITICAL)  # jupyter_client's races at shutdown
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
 NotebookClient(notebook, timeout=60, extra_arguments=["--log-level=ERROR"]).execute()
@@ -159,6 +180,18 @@ def test_lesson_4_leaves_the_published_splits(edition):
     assert splits[1] == PUBLISHED["no_or_one_gpu"]["replica_rows"]
     for count, published in PUBLISHED["gpus"].items():
         assert splits[int(count)] == published["replica_rows"]
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_lesson_5_has_the_published_anatomy(edition):
+    variables, _ = run_cells(edition, "05_four_steps")
+    for rows, published in ((int(key), value) for key, value in PUBLISHED["anatomy"].items() if key.isdigit()):
+        found = variables["anatomy"][rows]
+        assert {key: found[key] for key in published if key in found} == {
+            key: value for key, value in published.items() if not key.endswith("_returns")
+        }
+    assert type(variables["chunks"]).__name__ == PUBLISHED["anatomy"]["16"]["scatter_returns"]
+    assert type(variables["outputs"]).__name__ == PUBLISHED["anatomy"]["16"]["apply_returns"]
 
 
 def published_lines(published):
