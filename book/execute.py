@@ -6,6 +6,7 @@ executed and when. A lesson whose outputs cannot have changed is not executed
 again: ``_build/cache`` keeps outputs under a key made of all they depend on.
 """
 
+import atexit
 import hashlib
 import json
 import logging
@@ -14,6 +15,7 @@ import shutil
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -119,8 +121,20 @@ def stop(futures):
         time.sleep(0.1)
 
 
+class KernelNeverStarted(BookError):
+    """Most often because another program took the ports that were chosen for it."""
+
+
 def run_lesson(lesson, source, chosen, timeout, on_cell):
-    """Executes one lesson in an empty folder; returns its outputs by cell id, and its provenance."""
+    """Executes one lesson; returns its outputs by cell id, and its provenance. A kernel gets three tries to start."""
+    for _ in range(2):
+        with suppress(KernelNeverStarted):
+            return run_once(lesson, source, chosen, timeout, on_cell)
+    return run_once(lesson, source, chosen, timeout, on_cell)
+
+
+def run_once(lesson, source, chosen, timeout, on_cell):
+    """Executes one lesson in an empty folder with a fresh kernel."""
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -129,9 +143,9 @@ def run_lesson(lesson, source, chosen, timeout, on_cell):
     logging.getLogger("tornado").setLevel(logging.CRITICAL)
     notebook = nbformat.from_dict(json.loads(json.dumps(source)))
     notebook.cells.append(nbformat.v4.new_code_cell(PROBE, id=PROBE_ID))
-    current = {"id": "(none: the kernel did not start)"}
+    current = {}
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lesson-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lesson-") as folder, tempfile.TemporaryFile("w+") as log:
         client = NotebookClient(
             notebook,
             kernel_name="python3",
@@ -145,13 +159,20 @@ def run_lesson(lesson, source, chosen, timeout, on_cell):
             extra_arguments=["--log-level=ERROR"],
         )
         try:
-            client.execute(env=machine.kernel_environment(chosen))
+            client.execute(env=machine.kernel_environment(chosen), stderr=log)
         except CellExecutionError as error:
             reason = f"{error.ename}: {error.evalue}"
         except CellTimeoutError:
             reason = f"still running after {timeout} s (execute: timeout in _config.yml)"
         except (DeadKernelError, RuntimeError):
             reason = "the kernel died; did this cell exit, or run out of memory?"
+            if not current:
+                atexit.unregister(client._cleanup_kernel)  # nbclient forgets to, and trips over the missing kernel
+                log.seek(0)
+                said = log.read().strip() or "it said nothing"
+                raise KernelNeverStarted(
+                    f"{shown(lesson.path)}: the kernel did not start: {said.splitlines()[-1]}"
+                ) from None
         else:
             seconds = round(time.monotonic() - began, 1)
             return result_of(lesson, notebook, chosen, seconds)

@@ -17,17 +17,15 @@ def cells(edition, name):
     return {cell["id"]: (cell["cell_type"], "".join(cell["source"])) for cell in found}
 
 
-def run_cells(edition, name, answers=None, only=None):
+def run_cells(edition, name, only=None):
     """Runs the code of a lesson in this process; returns its variables and what each cell printed.
 
-    answers: cell id -> code that stands in for the cell, as a reader's answer.
     only: ids of the cells to run; default: all.
     """
     variables, printed = {"__name__": "__main__"}, {}
     for id, (kind, source) in cells(edition, name).items():
         if kind == "code" and (only is None or id in only):
-            code = (answers or {}).get(id, source)
-            lines = [line for line in code.splitlines() if not line.startswith("%")]
+            lines = [line for line in source.splitlines() if not line.startswith("%")]
             with redirect_stdout(io.StringIO()) as output:
                 exec(compile("\n".join(lines), f"{edition}/{name}:{id}", "exec"), variables)
             printed[id] = output.getvalue()

@@ -75,6 +75,34 @@ def test_a_kernel_that_dies(repository, spoiled):
     assert "notebooks/zh/03_model.ipynb, cell run-model: the kernel died" in spoiled()
 
 
+# Put on the path of the kernels: each ends at its start, as it does when another program has taken its port.
+ENDS_AT_ITS_START = """
+import os, sys
+if "ipykernel_launcher" in " ".join(sys.orig_argv):
+    tries = len(os.listdir({folder!r}))
+    if tries < {times}:
+        open({folder!r} + "/" + str(tries), "w").close()
+        sys.stderr.write("Address already in use\\n")
+        os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_kernel_that_does_not_start_gets_three_tries(repository, tmp_path, times):
+    tries, path = tmp_path / "tries", tmp_path / "path"
+    tries.mkdir()
+    path.mkdir()
+    (path / "sitecustomize.py").write_text(ENDS_AT_ITS_START.format(folder=str(tries), times=times))
+    set_code(repository, "03_model", "exercise-1", "answer = 15")
+    done = run_book(repository, "execute", "03_model", "--language", "en", PYTHONPATH=str(path))
+    if times == 2:
+        assert (done.returncode, "Address" in done.stderr) == (0, False)
+    else:
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        said = "error: notebooks/en/03_model.ipynb: the kernel did not start: Address already in use"
+        assert said in done.stderr
+
+
 @pytest.mark.parametrize("text", ["{not json", "[]", '{"cells": [{}]}'])
 def test_a_notebook_that_is_none(repository, spoiled, text):
     (repository / "notebooks" / "en" / "03_model.ipynb").write_text(text)
