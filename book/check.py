@@ -11,6 +11,7 @@ import json
 import re
 
 from .lessons import (
+    CELL_ANCHOR,
     EDITIONS,
     ROOT,
     BookError,
@@ -22,6 +23,7 @@ from .lessons import (
     page_names,
     page_path,
     read_notebook,
+    select,
     shown,
     text_hash,
     toc_files,
@@ -212,21 +214,31 @@ def sources():
 
 
 def links():
-    """Links to files or labels that do not exist."""
+    """Links to files, labels or cells that do not exist."""
     problems = []
     labels = {edition: set() for edition in EDITIONS}
+    places = {}  # path -> the labels and cells in it, to which a link can lead
     for path, where, text in sources():
         for label in LABEL.findall(text):
             if label in labels[path.parent.name]:
                 problems.append(f"{where}: the label {label} is given twice")
             labels[path.parent.name].add(label)
+            places.setdefault(path, set()).add(label)
+    for lesson in select():
+        cells = [cell["id"] for cell in read_notebook(lesson.path)["cells"] if cell["cell_type"] == "code"]
+        places.setdefault(lesson.path, set()).update(CELL_ANCHOR + id for id in cells)
     for path, where, text in sources():
         for link in LINK.findall(text):
-            if link.startswith("#"):
-                if link[1:] not in labels[path.parent.name]:
-                    problems.append(f"{where}: no label {link[1:]}")
-            elif "://" not in link and not (path.parent / link).exists():
-                problems.append(f"{where}: no file {link}")
+            file, _, place = link.partition("#")
+            target = (path.parent / file).resolve()
+            if "://" in link:
+                continue
+            if not target.exists():
+                problems.append(f"{where}: no file {file}")
+            elif not file and place not in labels[path.parent.name]:
+                problems.append(f"{where}: no label {place}")
+            elif file and place and place not in places.get(target, ()):
+                problems.append(f"{where}: nothing is called {place} in {file}")
     return problems
 
 

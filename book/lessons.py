@@ -11,6 +11,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
 EDITIONS = ("en", "zh")
+CELL_ANCHOR = "cell-"  # a link to LESSON.ipynb#cell-ID leads to the code cell with this id
 
 
 class BookError(Exception):

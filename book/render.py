@@ -22,6 +22,7 @@ import yaml
 from .execute import RUN, last_run, replace_folder
 from .lessons import (
     BUILD,
+    CELL_ANCHOR,
     EDITIONS,
     ROOT,
     BookError,
@@ -72,7 +73,7 @@ def stage(edition, record):
     for name in page_names():
         files[f"{name}.md"] = short_links(page_path(name, edition).read_text(encoding="utf-8")).encode()
     for name in lesson_names():
-        files[f"{name}.ipynb"] = (RUN / edition / f"{name}.ipynb").read_bytes()
+        files[f"{name}.ipynb"] = with_anchors(RUN / edition / f"{name}.ipynb")
     files["splits.svg"] = figure(files["04_data_parallel.ipynb"], "splits-plot")
     for folder in ("static", "templates", "locale"):
         for path in sorted((ROOT / "book" / folder).rglob("*")):
@@ -89,9 +90,28 @@ def figure(notebook, cell_id):
     return next(o["data"]["image/svg+xml"] for o in cell["outputs"] if "data" in o).encode()
 
 
+def with_anchors(path):
+    """An executed notebook with short links, and an anchor before each code cell to which links can lead."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            anchor = f'<div id="{CELL_ANCHOR}{cell["id"]}"></div>'
+            cells.append({"cell_type": "markdown", "id": f"at-{cell['id']}", "metadata": {}, "source": anchor})
+        else:
+            cell["source"] = short_links("".join(cell["source"]))
+        cells.append(cell)
+    return json.dumps({**notebook, "cells": cells}, ensure_ascii=False).encode()
+
+
 def short_links(text):
-    """Links between source folders, as they are from the one folder of the staged tree."""
-    return re.sub(r"\]\((?:\.\./)+(?:notebooks|book/pages)/(?:en|zh)/", "](", text)
+    """Links between source folders, as they are from the one folder of the staged tree.
+
+    A link to a place within a page gets the scheme `page:` (see myst_url_schemes in _config.yml): it leads
+    to a cell or a label, for which `check` has looked already, and Sphinx does not know the cells.
+    """
+    text = re.sub(r"\]\((?:\.\./)+(?:notebooks|book/pages)/(?:en|zh)/", "](", text)
+    return re.sub(r"\]\((\w+)\.(?:ipynb|md)#", r"](page:\1#", text)
 
 
 def short_names(node):
@@ -177,7 +197,7 @@ def write_stage(edition, files):
     import nbformat
 
     for name in lesson_names():
-        source = nbformat.reads(files[f"{name}.ipynb"].decode(), as_version=4)
+        source = nbformat.read(RUN / edition / f"{name}.ipynb", as_version=4)
         for cell in source.cells:
             if cell.cell_type == "code":
                 cell.update(outputs=[], execution_count=None)

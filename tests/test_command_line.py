@@ -162,10 +162,12 @@ def test_pairs_with_other_labels_or_links(repository, spoiled, english):
 
 
 def test_a_link_that_leads_nowhere(repository, spoiled):
-    set_code(repository, "03_model", "rule", "[gone](99_gone.ipynb) [nowhere](#nowhere)")
+    text = "[gone](99_gone.ipynb) [nowhere](#nowhere) [lost](04_data_parallel.ipynb#cell-lost)"
+    set_code(repository, "03_model", "rule", text)
     said = spoiled()
     assert "error: notebooks/zh/03_model.ipynb, cell rule: no file 99_gone.ipynb" in said
     assert "error: notebooks/zh/03_model.ipynb, cell rule: no label nowhere" in said
+    assert "cell rule: nothing is called cell-lost in 04_data_parallel.ipynb" in said
 
 
 def test_outputs_in_a_committed_notebook(repository, spoiled):
