@@ -39,6 +39,7 @@ from .lessons import (
 SITE = BUILD / "html"
 STAGE = BUILD / "stage"
 SPHINX = BUILD / "sphinx"
+EXPLORER_AFTER = ("04_data_parallel", "split-law-check")  # the split explorer has a page, and a place in a lesson
 STAMP = ".rendered"  # in the site: the digest of all that it was made of
 
 EDITION_NAMES = {"en": "English", "zh": "中文"}
@@ -73,7 +74,7 @@ def stage(edition, record):
     for name in page_names():
         files[f"{name}.md"] = short_links(page_path(name, edition).read_text(encoding="utf-8")).encode()
     for name in lesson_names():
-        files[f"{name}.ipynb"] = with_anchors(RUN / edition / f"{name}.ipynb")
+        files[f"{name}.ipynb"] = staged_lesson(name, edition)
     files["splits.svg"] = figure(files["04_data_parallel.ipynb"], "splits-plot")
     for folder in ("static", "templates", "locale"):
         for path in sorted((ROOT / "book" / folder).rglob("*")):
@@ -90,18 +91,24 @@ def figure(notebook, cell_id):
     return next(o["data"]["image/svg+xml"] for o in cell["outputs"] if "data" in o).encode()
 
 
-def with_anchors(path):
+def staged_lesson(name, edition):
     """An executed notebook with short links, and an anchor before each code cell to which links can lead."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = json.loads((RUN / edition / f"{name}.ipynb").read_text(encoding="utf-8"))
     cells = []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            anchor = f'<div id="{CELL_ANCHOR}{cell["id"]}"></div>'
-            cells.append({"cell_type": "markdown", "id": f"at-{cell['id']}", "metadata": {}, "source": anchor})
+            cells.append(html_cell(f"at-{cell['id']}", f'<div id="{CELL_ANCHOR}{cell["id"]}"></div>'))
         else:
             cell["source"] = short_links("".join(cell["source"]))
         cells.append(cell)
+        if (name, cell["id"]) == EXPLORER_AFTER:
+            page = page_path("explorer", edition).read_text(encoding="utf-8")
+            cells.append(html_cell("explorer", page[page.index("<split-explorer>") :]))
     return json.dumps({**notebook, "cells": cells}, ensure_ascii=False).encode()
+
+
+def html_cell(id, html):
+    return {"cell_type": "markdown", "id": id, "metadata": {}, "source": html}
 
 
 def short_links(text):

@@ -1,0 +1,184 @@
+// The split explorer: who gets which rows of a batch. <split-explorer> holds what readers without scripts see.
+
+const MOST = { rows: 256, gpus: 64 };
+
+const WORDS = {
+  en: {
+    rows: "Rows in the batch",
+    columns: "Columns in the batch",
+    gpus: "GPUs",
+    dim: "Cut along",
+    shape: (shape) => `The batch has the shape (${shape}).`,
+    chunk: (rows, gpus, c) => `Chunk: ⌈${rows}/${gpus}⌉ = ${c}`,
+    count: (rows, c, k) => `Chunks: ⌈${rows}/${c}⌉ = ${k}`,
+    last: (rows, c, k, last) => `Last chunk: ${rows} − ${k - 1} × ${c} = ${last}`,
+    busy: (k, n) => `GPUs at work: ${k} of ${n}`,
+    used: (rows, n, c, percent) => `Used: ${rows} / (${n} × ${c}) = ${percent} %`,
+    why: "The step lasts as long as the largest chunk; “used” is the part of that time in which the GPUs have rows to work on.",
+    idle: "idle",
+    gets: "gets",
+    table: ["GPU", "from", "to", "chunk's shape"],
+  },
+  zh: {
+    rows: "批次的行数",
+    columns: "批次的列数",
+    gpus: "GPU 个数",
+    dim: "沿哪一维切分",
+    shape: (shape) => `批次的形状是 (${shape})。`,
+    chunk: (rows, gpus, c) => `数据块：⌈${rows}/${gpus}⌉ = ${c}`,
+    count: (rows, c, k) => `块数：⌈${rows}/${c}⌉ = ${k}`,
+    last: (rows, c, k, last) => `最后一块：${rows} − ${k - 1} × ${c} = ${last}`,
+    busy: (k, n) => `工作的 GPU：${k} / ${n}`,
+    used: (rows, n, c, percent) => `利用率：${rows} / (${n} × ${c}) = ${percent} %`,
+    why: "一步的用时由最大的数据块决定；利用率指这段时间里 GPU 有数据可算的比例。",
+    idle: "空闲",
+    gets: "分到",
+    table: ["GPU", "从", "到", "数据块的形状"],
+  },
+};
+
+const FEATURES = 5; // the size of the dimension that is not cut, as in the lessons
+
+class SplitExplorer extends HTMLElement {
+  // The split law; equal to the sizes of torch.ones(rows).chunk(gpus).
+  static split(rows, gpus) {
+    const chunk = Math.ceil(rows / gpus);
+    const chunks = [];
+    for (let start = 0; start < rows; start += chunk) chunks.push(Math.min(chunk, rows - start));
+    return chunks;
+  }
+
+  connectedCallback() {
+    this.words = WORDS[document.documentElement.lang.startsWith("zh") ? "zh" : "en"];
+    this.state = { rows: 30, gpus: 8, dim: 0 };
+    const linked = this.readAddress();
+    this.build();
+    this.show();
+    // When all is loaded: figures above would push the explorer away again.
+    if (linked) addEventListener("load", () => this.scrollIntoView({ behavior: "instant" }));
+    addEventListener("hashchange", () => this.readAddress() && this.show());
+  }
+
+  // An address ends in, for example, #rows=10&gpus=8&dim=0; returns whether this one does.
+  readAddress() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    if (!asked.has("rows")) return false;
+    for (const key of ["rows", "gpus"]) this.state[key] = this.within(key, asked.get(key));
+    this.state.dim = asked.get("dim") === "1" ? 1 : 0;
+    return true;
+  }
+
+  within(key, value) {
+    return Math.min(MOST[key], Math.max(1, Math.round(Number(value)) || 1));
+  }
+
+  build() {
+    const { words } = this;
+    this.replaceChildren();
+    const form = add(this, "form", { class: "explorer-form" });
+    form.addEventListener("submit", (event) => event.preventDefault());
+    this.fields = {};
+    for (const key of ["rows", "gpus"]) {
+      const label = add(form, "label", {}, "");
+      const name = add(label, "span", {}, words[key]);
+      const number = add(label, "input", { type: "number", min: 1, max: MOST[key], inputmode: "numeric" });
+      const slider = add(form, "input", { type: "range", min: 1, max: MOST[key], "aria-label": words[key] });
+      for (const input of [number, slider]) {
+        input.addEventListener("input", () => input.value && this.change(key, this.within(key, input.value)));
+      }
+      number.addEventListener("change", () => this.show());
+      this.fields[key] = { name, number, slider };
+    }
+    const choice = add(form, "fieldset", {});
+    add(choice, "legend", {}, words.dim);
+    this.dims = [0, 1].map((dim) => {
+      const label = add(choice, "label", {});
+      const radio = add(label, "input", { type: "radio", name: "dim", value: dim });
+      add(label, "span", {}, `dim=${dim}`);
+      radio.addEventListener("change", () => this.change("dim", dim));
+      return radio;
+    });
+    this.shape = add(this, "p", {});
+    this.strip = add(this, "div", { class: "explorer-strip", "aria-hidden": "true" });
+    this.law = add(this, "ul", { class: "explorer-law", "aria-live": "polite" });
+    add(this, "p", { class: "page-note" }, words.why);
+    this.table = add(add(this, "div", { class: "explorer-table", tabindex: 0 }), "table", { class: "docutils" });
+  }
+
+  change(key, value) {
+    this.state[key] = value;
+    const { rows, gpus, dim } = this.state;
+    history.replaceState(null, "", `#rows=${rows}&gpus=${gpus}&dim=${dim}`);
+    this.show(key);
+  }
+
+  show() {
+    const { rows, gpus, dim } = this.state;
+    const { words } = this;
+    for (const key of ["rows", "gpus"]) {
+      const { number, slider } = this.fields[key];
+      if (number !== document.activeElement || Number(number.value) > MOST[key]) number.value = this.state[key];
+      slider.value = this.state[key];
+    }
+    const what = dim === 0 ? words.rows : words.columns;
+    this.fields.rows.name.textContent = what;
+    this.fields.rows.slider.setAttribute("aria-label", what);
+    this.dims[dim].checked = true;
+
+    const shapeOf = (size) => (dim === 0 ? [size, FEATURES] : [FEATURES, size]).join(", ");
+    const chunks = SplitExplorer.split(rows, gpus);
+    const [chunk, last, percent] = [chunks[0], chunks.at(-1), Math.round((100 * rows) / (gpus * chunks[0]))];
+    this.shape.textContent = words.shape(shapeOf(rows));
+    this.law.replaceChildren();
+    for (const line of [
+      words.chunk(rows, gpus, chunk),
+      words.count(rows, chunk, chunks.length),
+      words.last(rows, chunk, chunks.length, last),
+      words.busy(chunks.length, gpus),
+      words.used(rows, gpus, chunk, percent),
+    ]) {
+      add(this.law, "li", {}, line);
+    }
+    this.showStrip(chunks, gpus);
+    this.showTable(chunks, gpus, shapeOf);
+  }
+
+  showStrip(chunks, gpus) {
+    this.strip.replaceChildren();
+    for (let gpu = 0; gpu < gpus; gpu++) {
+      const idle = gpu >= chunks.length;
+      const part = add(this.strip, "div", { class: idle ? "explorer-idle" : `explorer-gpu explorer-gpu-${gpu % 8}` });
+      add(part, "b", {}, `GPU ${gpu}`);
+      const cells = add(part, "span", {});
+      for (let row = 0; row < (chunks[gpu] ?? 0); row++) add(cells, "i", {});
+      add(part, "span", {}, idle ? this.words.idle : String(chunks[gpu]));
+    }
+  }
+
+  showTable(chunks, gpus, shapeOf) {
+    const { words } = this;
+    this.table.replaceChildren();
+    const head = add(add(this.table, "thead", {}), "tr", {});
+    for (const title of words.table) add(head, "th", { scope: "col" }, title);
+    const body = add(this.table, "tbody", {});
+    let start = 0;
+    for (let gpu = 0; gpu < gpus; gpu++) {
+      const line = add(body, "tr", {});
+      add(line, "th", { scope: "row" }, String(gpu));
+      const size = chunks[gpu];
+      const texts = size ? [start, start + size - 1, `(${shapeOf(size)})`] : ["–", "–", words.idle];
+      for (const text of texts) add(line, "td", {}, String(text));
+      start += size ?? 0;
+    }
+  }
+}
+
+function add(parent, tag, attributes, text) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text) element.textContent = text;
+  parent.append(element);
+  return element;
+}
+
+customElements.define("split-explorer", SplitExplorer);
