@@ -34,6 +34,7 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 LABEL = re.compile(r"^\(([\w-]+)\)=$", re.MULTILINE)
+TERM = re.compile(r'<span id="([\w-]+)">')  # what the glossary has in place of labels
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -178,7 +179,7 @@ def masked(code):
 
 def text_pair(where, english, chinese):
     problems = []
-    if LABEL.findall(english) != LABEL.findall(chinese):
+    if any(pattern.findall(english) != pattern.findall(chinese) for pattern in (LABEL, TERM)):
         problems.append(f"{where}: the labels differ")
     if targets(english) != targets(chinese):
         problems.append(f"{where}: the links differ")
@@ -223,7 +224,7 @@ def links():
             if label in labels[path.parent.name]:
                 problems.append(f"{where}: the label {label} is given twice")
             labels[path.parent.name].add(label)
-            places.setdefault(path, set()).add(label)
+        places.setdefault(path, set()).update(LABEL.findall(text), TERM.findall(text))
     for lesson in select():
         cells = [cell["id"] for cell in read_notebook(lesson.path)["cells"] if cell["cell_type"] == "code"]
         places.setdefault(lesson.path, set()).update(CELL_ANCHOR + id for id in cells)

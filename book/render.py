@@ -7,13 +7,16 @@ reads only those pages again. The site is put in place when all of it is there.
 """
 
 import hashlib
+import io
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,10 +31,12 @@ from .lessons import (
     BookError,
     behind,
     config,
+    front_matter,
     lesson_names,
     page_is_behind,
     page_names,
     page_path,
+    read_notebook,
     select,
     toc,
 )
@@ -40,6 +45,7 @@ SITE = BUILD / "html"
 STAGE = BUILD / "stage"
 SPHINX = BUILD / "sphinx"
 EXPLORER_AFTER = ("04_data_parallel", "split-law-check")  # the split explorer has a page, and a place in a lesson
+KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
 STAMP = ".rendered"  # in the site: the digest of all that it was made of
 
 EDITION_NAMES = {"en": "English", "zh": "中文"}
@@ -137,20 +143,68 @@ def edition_config(edition, record):
     if extra.exists():
         settings = merged(settings, yaml.safe_load(extra.read_text(encoding="utf-8")))
     other = next(e for e in EDITIONS if e != edition)
-    address = repository(settings)
-    pages = {name: {"behind": edition == "zh" and page_is_behind(name)} for name in page_names()}
-    for name in lesson_names():
-        pages[name] = {
-            "behind": edition == "zh" and bool(behind(name)),
-            "provenance": record[f"{edition}/{name}"],
-            "colab": address and f"{address}/notebooks/{edition}/{name}.ipynb",
-        }
-    sphinx = {
-        "nb_execution_mode": "off",
-        "html_extra_path": ["downloads"],
-        "html_context": {"pages": pages, "other_edition": other, "other_edition_name": EDITION_NAMES[other]},
+    address = site_address()
+    context = {
+        "edition": edition,
+        "other_edition": other,
+        "other_edition_name": EDITION_NAMES[other],
+        "site_address": address,
+        "repository": repository(settings),
+        "lesson_count": len(lesson_names()),
+        "pages": {name: page_context(name, edition, record, settings) for name in [*page_names(), *lesson_names()]},
     }
-    return merged(settings, {"execute": {"execute_notebooks": "off"}, "sphinx": {"config": sphinx}})
+    sphinx = {"nb_execution_mode": "off", "html_extra_path": ["downloads"], "html_context": context}
+    changes = {"execute": {"execute_notebooks": "off"}, "sphinx": {"config": sphinx}}
+    if address:
+        changes["html"] = {"baseurl": f"{address}/{edition}/"}
+    return merged(settings, changes)
+
+
+def page_context(name, edition, record, settings):
+    """What the templates say about one page."""
+    lesson = name in lesson_names()
+    if lesson:
+        path = f"notebooks/{edition}/{name}.ipynb"
+        text = read_notebook(ROOT / path)["cells"][0]["source"]
+    else:
+        path = f"book/pages/{edition}/{name}.md"
+        _, text = front_matter((ROOT / path).read_text(encoding="utf-8"))
+    page = {"behind": edition == "zh" and bool(behind(name) if lesson else page_is_behind(name))}
+    page["description"] = description(text)
+    if repository(settings):
+        place = f"{repository(settings)}/blob/{settings['repository']['branch']}/{path}"
+        page["source"] = f"https://github.com/{place}"
+    if lesson:
+        page.update(number=lesson_names().index(name) + 1, provenance=record[f"{edition}/{name}"])
+        page.update(topic=topic(name, edition), terms=terms(name, edition))
+        page["colab"] = repository(settings) and f"https://colab.research.google.com/github/{place}"
+    return page
+
+
+def topic(name, edition):
+    """What a lesson is about, as the home page's table has it."""
+    home = page_path("index", edition).read_text(encoding="utf-8")
+    found = re.search(rf"\[\d+\. ([^\]]*)\]\([^)]*/{name}\.ipynb\)", home)
+    return found and found[1]
+
+
+def terms(name, edition):
+    """The glossary's terms that lead to a lesson: [(anchor, term)]."""
+    glossary = page_path("glossary", edition).read_text(encoding="utf-8")
+    entries = re.findall(r'<span id="([\w-]+)"></span>\*\*(.*?)(?: · .*?)?\*\*\n: (.*)', glossary)
+    return [(anchor, term) for anchor, term, text in entries if f"/{name}.ipynb" in text]
+
+
+def description(text):
+    """The first paragraph of a page without its markup."""
+    paragraphs = [part for part in text.split("\n\n") if not part.startswith(("(", "#", "<"))]
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[*`]", r"\1", paragraphs[0]).strip()
+    return plain if len(plain) <= 200 else f"{plain[:199].rstrip()}…"
+
+
+def site_address():
+    """Where the site will be, as _config.yml has it, or an empty string: then its pages name no full addresses."""
+    return (config().get("html", {}).get("baseurl") or "").rstrip("/")
 
 
 def merged(base, changes):
@@ -163,7 +217,7 @@ def merged(base, changes):
 
 
 def repository(settings):
-    """Where Colab finds the notebooks, or None if no GitHub address is known.
+    """The book's GitHub repository as "owner/name", or None if it is not known.
 
     Asks the configuration, then the CI environment, then the git remote "origin".
     """
@@ -174,12 +228,12 @@ def repository(settings):
         command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
         address = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     match = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$", address or "")
-    return match and f"https://colab.research.google.com/github/{match[1]}/blob/{settings['repository']['branch']}"
+    return match and match[1]
 
 
 def digest_of(staged):
     """Hash of everything that the site is made of, the tools' versions included."""
-    tools = {name: version(name) for name in ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext")}
+    tools = {name: version(name) for name in ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext", "pagefind")}
     digest = hashlib.sha256(json.dumps([tools, Path(__file__).read_text(encoding="utf-8")]).encode())
     for edition, files in staged.items():
         for path, content in sorted(files.items()):
@@ -190,12 +244,13 @@ def digest_of(staged):
 def up_to_date(digest):
     """Whether the site was made of just this. (A plain `jupyter-book build .` puts its own page over ours.)"""
     index, stamp = SITE / "index.html", SITE / STAMP
-    return stamp.exists() and stamp.read_text() == digest and index.read_bytes() == chooser()
+    return stamp.exists() and stamp.read_text() == digest and index.read_bytes() == root_page("choose", ".")
 
 
-def chooser():
-    """The page that leads to an edition."""
-    return (ROOT / "book" / "templates" / "choose.html").read_bytes()
+def root_page(name, address):
+    """A page of neither edition. address: what stands before its links if the site's own is not known."""
+    text = (ROOT / "book" / "templates" / f"{name}.html").read_text(encoding="utf-8")
+    return text.replace("{{ address }}", site_address() or address).encode()
 
 
 def write_stage(edition, files):
@@ -210,6 +265,7 @@ def write_stage(edition, files):
                 cell.update(outputs=[], execution_count=None)
         files[f"downloads/{name}.ipynb"] = nbformat.writes(source).encode()
         files[f"downloads/{name}.py"] = jupytext.writes(source, "py:percent").encode()
+    files["book/static/share.png"] = share_card()
     folder = STAGE / edition
     staged = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     gone = {name for name in staged - set(files) if not name.endswith(".mo")}
@@ -262,19 +318,79 @@ def put_in_place(digest):
     fresh.chmod(0o755)
     try:
         for edition in EDITIONS:
-            ignore = shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map")
+            ignore = shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map", "searchindex.js")
             shutil.copytree(SPHINX / edition / "_build" / "html", fresh / edition, ignore=ignore)
-            remove_unused_images(fresh / edition)
-        (fresh / "index.html").write_bytes(chooser())
+            remove_unused(fresh / edition)
+            size_images(fresh / edition)
+            make_searchable(fresh / edition)
+            make_zip(fresh, edition)
+        (fresh / "index.html").write_bytes(root_page("choose", "."))
+        (fresh / "404.html").write_bytes(root_page("404", ""))
         (fresh / STAMP).write_text(digest)
         replace_folder(fresh, SITE)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def remove_unused_images(folder):
-    """Sphinx keeps the figures of earlier renderings; no page shows them."""
-    pages = "".join(page.read_text(encoding="utf-8") for page in folder.glob("*.html"))
-    for image in folder.glob("_images/*"):
-        if image.name not in pages:
-            image.unlink()
+def remove_unused(folder):
+    """What no page or style of an edition names: figures of earlier renderings, scripts of Sphinx's search."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    named = "".join(path.read_text(encoding="utf-8") for path in files if path.suffix in (".html", ".css"))
+    for path in files:
+        if path.parts[len(folder.parts)] in ("_images", "_static") and path.name not in KEPT and path.name not in named:
+            path.unlink()
+
+
+def size_images(folder):
+    """Tells the browser how large each figure is, so that the text below it keeps its place while it loads."""
+
+    def sized(match):
+        svg = (folder / match[1]).read_text(encoding="utf-8")
+        width, height = re.search(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()
+        return f'{match[0]} width="{float(width) * 4 / 3:.0f}" height="{float(height) * 4 / 3:.0f}" loading="lazy"'
+
+    for page in folder.glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(r'src="(_images/[^"]+\.svg)"', sized, text), encoding="utf-8")
+
+
+def make_searchable(folder):
+    """Lets Pagefind index the pages of an edition; of what it writes, search.js needs the index and its reader."""
+    unread = ".headerlink, .copybtn, details.hide > summary"
+    command = [sys.executable, "-m", "pagefind", "--site", str(folder), "--exclude-selectors", unread, "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BookError(f"Pagefind could not index {folder.name}:\n{done.stderr or done.stdout}")
+    for path in [*folder.glob("pagefind/pagefind-*ui.*"), folder / "pagefind" / "pagefind-highlight.js"]:
+        path.unlink()
+
+
+def make_zip(site, edition):
+    """The edition as one file for reading offline; the same bytes whenever it is made of the same pages."""
+    with zipfile.ZipFile(site / f"one-model-many-gpus-{edition}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(path for path in (site / edition).rglob("*") if path.is_file()):
+            entry = zipfile.ZipInfo(f"one-model-many-gpus-{path.relative_to(site).as_posix()}")
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def share_card():
+    """The picture that a link to the book shows where it is shared: 30 rows on 1, 2, 3 and 8 GPUs, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import TABLEAU_COLORS
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 6.3), dpi=100)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.08, 0.06, 0.84, 0.72))
+    for line, gpus in enumerate((1, 2, 3, 8)):
+        chunk = math.ceil(30 / gpus)
+        for left, color in zip(range(0, 30, chunk), TABLEAU_COLORS.values()):
+            rows = min(chunk, 30 - left)
+            axes.barh(line, rows, left=left, color=color, edgecolor="white", linewidth=3, alpha=0.75)
+            axes.text(left + rows / 2, line, rows, ha="center", va="center", fontsize=26)
+    axes.invert_yaxis()
+    axes.set_axis_off()
+    figure.text(0.5, 0.87, "One Model, Many GPUs", ha="center", fontsize=44)
+    target = io.BytesIO()
+    figure.savefig(target, format="png", metadata={"Software": None})
+    return target.getvalue()

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytest_plugins = ["tests.alone"]
+
 ROOT = Path(__file__).resolve().parent.parent
 EDITIONS = ("en", "zh")
 MARK = "BOOK_UNDER_TEST"  # an environment variable, by which processes are found again

@@ -1,10 +1,16 @@
 """The built site, as files and in a real browser."""
 
 import re
+from collections import Counter
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from urllib.parse import unquote, urldefrag
+from zipfile import ZipFile
 
 import pytest
 import torch
+from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 
 from tests.conftest import EDITIONS, LESSONS, ROOT, run_book
@@ -32,11 +38,14 @@ def test_edition_is_complete(html, edition):
 
 
 def test_internal_links(html):
-    ids = {path: {tag["id"] for tag in soup(path).find_all(id=True)} for path in html.rglob("*.html")}
+    pages = {path: soup(path) for path in html.rglob("*.html")}
+    ids = {path: {tag["id"] for tag in page.find_all(id=True)} for path, page in pages.items()}
     broken = []
-    for path in ids:
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue  # has a test of its own
         for tag, attribute in (("a", "href"), ("img", "src"), ("script", "src"), ("link", "href")):
-            for element in soup(path).find_all(tag, **{attribute: True}):
+            for element in page.find_all(tag, **{attribute: True}):
                 target, anchor = urldefrag(element[attribute].split("?")[0])
                 if re.match(r"(https?|mailto|data):", element[attribute]):
                     continue
@@ -44,6 +53,13 @@ def test_internal_links(html):
                 if not file.exists() or (anchor and file in ids and anchor not in ids[file]):
                     broken.append(f"{path.relative_to(html)}: {element[attribute]}")
     assert not broken
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_ids_are_unique(html, edition):
+    for path in (html / edition).glob("*.html"):
+        ids = Counter(tag["id"] for tag in soup(path).article.find_all(id=True))
+        assert [id for id, count in ids.items() if count > 1] == [], path.name
 
 
 def test_nothing_comes_from_other_hosts(html):
@@ -129,19 +145,48 @@ def test_colab_button_leads_to_the_notebook(repository):
         assert page.select(f'.page-actions a[href="{address}"]')
 
 
+# What a server may forbid without harming the site. Search runs WebAssembly; no other page may.
+POLICY = "default-src 'self'; img-src 'self' data:"
+SEARCH_POLICY = f"{POLICY}; script-src 'self' 'wasm-unsafe-eval'"
+
+
+@pytest.fixture(scope="session")
+def served(html):
+    """The site's address on a server that has it under a path, and forbids what the policy forbids."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def translate_path(self, path):
+            path = path.split("?")[0]
+            return str(html / path.removeprefix("/some/where/")) if path.startswith("/some/where/") else "/nowhere"
+
+        def end_headers(self):
+            policy = SEARCH_POLICY if "/search.html" in self.path or "/pagefind/" in self.path else POLICY
+            self.send_header("Content-Security-Policy", policy)
+            super().end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/some/where"
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.fixture
 def visit(browser, html):
     """Opens a page of the site; whatever the console complains of fails the test."""
     complaints, contexts = [], []
 
-    def open_page(address, **options):
+    def open_page(address, site=html.as_uri(), **options):
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
-        page.goto(f"{html.as_uri()}/{address}")
+        page.on("request", lambda request: request.url.startswith((site, "data:")) or complaints.append(request.url))
+        page.goto(f"{site}/{address}")
         return page
 
     yield open_page
@@ -150,17 +195,24 @@ def visit(browser, html):
     assert not complaints
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    "width, scheme, axe", [(1280, "light", 1), (390, "dark", 1), (1280, "dark", 0), (390, "light", 0)]
+)
 @pytest.mark.parametrize("edition", EDITIONS)
-def test_pages_open_without_complaints(visit, edition, width, scheme):
-    for name in PAGES:
-        page = visit(f"{edition}/{name}.html", viewport={"width": width, "height": 900}, color_scheme=scheme)
+def test_pages_open_without_complaints(visit, html, edition, width, scheme, axe):
+    """axe takes seconds for a page: both widths and both schemes, but not all four together."""
+    page = visit(f"{edition}/index.html", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    for name in [*PAGES, "search"]:
+        page.goto(f"{html.as_uri()}/{edition}/{name}.html")
         assert page.locator("h1").is_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "no page scrolls sideways"
         for image in page.locator("article img").all():
+            image.scroll_into_view_if_needed()
             assert not image.get_attribute("alt").endswith((".svg", ".png")), "the file's name says nothing"
-            assert image.evaluate("image => image.complete && image.naturalWidth > 0")
+            page.wait_for_function("image => image.complete && image.naturalWidth > 0", arg=image.element_handle())
+        if axe:
+            violations = Axe().run(page).response["violations"]
+            assert not [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in violations], name
 
 
 @pytest.mark.parametrize("locale, edition", [("en-US", "en"), ("fr-FR", "en"), ("zh-CN", "zh"), ("zh-TW", "zh")])
@@ -181,6 +233,144 @@ def test_language_link_leads_to_the_same_page(visit):
     assert page.url.endswith("/zh/04_data_parallel.html")
     page.get_by_role("link", name="English").click()
     assert page.url.endswith("/en/04_data_parallel.html")
+
+
+@pytest.mark.parametrize("place", ["split-law", "cell-run-8"])
+def test_language_link_leads_to_the_same_place(visit, place):
+    page = visit(f"en/04_data_parallel.html#{place}")
+    link = page.get_by_role("link", name="中文")
+    page.wait_for_function("id => document.getElementById(id).getBoundingClientRect().top < 200", arg=place)
+    link.evaluate("link => link.click()")  # clicking as a user does would scroll up to it first
+    page.wait_for_url(f"**/zh/04_data_parallel.html#{place}")
+
+
+def test_language_link_keeps_what_the_explorer_shows(visit):
+    page = visit("en/explorer.html#rows=9&gpus=8&dim=0")
+    page.get_by_role("link", name="中文").click()
+    page.wait_for_url("**/zh/explorer.html#rows=9&gpus=8&dim=0")
+
+
+def test_first_page_remembers_the_language(visit, served):
+    page = visit("en/index.html", site=served, locale="en-US")
+    page.get_by_role("link", name="中文").first.click()
+    page.goto(f"{served}/index.html")
+    page.wait_for_url("**/zh/index.html")
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_every_page_names_its_other_edition(html, edition):
+    for page in [*PAGES, "search"]:
+        found = soup(html / edition / f"{page}.html")
+        links = {link["hreflang"]: link["href"] for link in found.find_all("link", rel="alternate")}
+        assert set(links) == {"en", "zh", "x-default"}
+        for address in links.values():
+            assert (html / edition / address).exists()
+
+
+def test_full_addresses_where_the_site_has_one(repository):
+    config = repository / "_config.yml"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('baseurl: ""', "baseurl: https://example.org/book/"), encoding="utf-8")
+    assert run_book(repository, "render").returncode == 0
+    found = soup(repository / "_build" / "html" / "zh" / "03_model.html")
+    assert found.select('link[hreflang="en"][href="https://example.org/book/en/03_model.html"]')
+    assert found.select('link[rel="canonical"][href="https://example.org/book/zh/03_model.html"]')
+    assert found.select('meta[property="og:image"][content="https://example.org/book/zh/_static/share.png"]')
+    assert "https://example.org/book/" in (repository / "_build" / "html" / "404.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_pages_meet_a_strict_policy(visit, served, edition):
+    page = visit(f"{edition}/index.html", site=served)
+    for name in [*PAGES, "search"]:
+        page.goto(f"{served}/{edition}/{name}.html")
+        assert page.evaluate("document.body.dataset.theme") == "auto", "the theme's script ran"
+
+
+FOUND_FIRST = [
+    ("zh", "数据并行", "04_data_parallel"),
+    ("zh", "切分", "04_data_parallel"),
+    ("zh", "批次", "02_random_dataset"),
+    ("zh", "批量大小", "02_random_dataset"),
+    ("zh", "收集", "05_four_steps"),
+    ("zh", "多个 GPU", "04_data_parallel"),
+    ("zh", "副本", "07_replicas"),
+    ("en", "scatter", "05_four_steps"),
+    ("en", "idle GPUs", "04_data_parallel"),
+    ("en", "state_dict", "07_replicas"),
+]
+
+
+@pytest.mark.parametrize("edition, query, name", FOUND_FIRST)
+def test_search_finds_the_right_page_first(visit, served, edition, query, name):
+    page = visit(f"{edition}/search.html", site=served)
+    page.get_by_role("searchbox").last.press_sequentially(query)
+    first = page.locator("#search-results li").first
+    first.wait_for()
+    assert first.get_by_role("link").get_attribute("href").endswith(f"/some/where/{edition}/{name}.html")
+    assert first.locator("mark").count()
+    assert "¶" not in page.locator("#search-results").inner_text()
+
+
+def test_search_from_the_sidebar(visit, served):
+    page = visit("zh/01_device.html", site=served)
+    page.locator(".sidebar-search").fill("副本")
+    page.locator(".sidebar-search").press("Enter")
+    page.locator("#search-results li").first.wait_for()
+    page.locator("#search-input").fill("qwertyuiop")
+    page.get_by_text("没有哪一页同时有这些词").wait_for()
+
+
+@pytest.mark.parametrize("edition, words", [("en", "python -m http.server"), ("zh", "从文件打开的页面不能搜索")])
+def test_search_opened_from_a_file_says_what_to_do(visit, edition, words):
+    assert words in visit(f"{edition}/search.html?q=GPU").locator("#search-state").inner_text()
+
+
+def test_copy_button(visit, served):
+    page = visit("zh/04_data_parallel.html", site=served, permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#cell-split-law + .cell .cell_input").hover()
+    page.locator("#cell-split-law + .cell .cell_input button.copybtn").click()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("import math\n\n\ndef split(rows, n):")
+    assert not page.locator(".cell_output button.copybtn").count()
+
+
+def test_theme_is_remembered(visit, served):
+    page = visit("en/01_device.html", site=served, color_scheme="light")
+    button = page.locator(".theme-toggle-content button")
+    while page.evaluate("document.body.dataset.theme") != "dark":
+        button.click()
+    page.goto(f"{served}/en/02_random_dataset.html")
+    assert page.evaluate("document.body.dataset.theme") == "dark"
+
+
+def test_page_for_addresses_that_do_not_exist(html):
+    page = soup(html / "404.html")
+    assert page.base["href"] == "/"  # the address asked for may be in any folder
+    for tag in page.find_all(["a", "link"], href=True):
+        assert (html / tag["href"]).exists()
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_edition_as_a_zip(html, edition, tmp_path):
+    with ZipFile(html / f"one-model-many-gpus-{edition}.zip") as archive:
+        archive.extractall(tmp_path)
+    folder = tmp_path / f"one-model-many-gpus-{edition}"
+    for path in (html / edition).rglob("*"):
+        if path.is_file():
+            assert (folder / path.relative_to(html / edition)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_no_script_is_loaded_without_use(html, edition):
+    loaded = {Path(tag["src"].split("?")[0]).name for tag in soup(html / edition / "01_device.html").select("script")}
+    assert loaded == {
+        "theme.js",
+        "page.js",
+        "furo.js",
+        "documentation_options.js",  # where the copy button's script finds its pictures
+        "clipboard.min.js",
+        "copybutton.js",
+    }
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
