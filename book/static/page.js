@@ -32,6 +32,6 @@ function reachable() {
   }
 }
 
-reachable();
+(window.requestIdleCallback ?? setTimeout)(reachable); // measuring takes a while, and nobody waits for it
 addEventListener("resize", reachable);
 addEventListener("toggle", reachable, true); // folded code has no width until it is opened
