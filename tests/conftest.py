@@ -46,7 +46,7 @@ def processes_of(folder):
 def book(tmp_path_factory):
     """A copy of the repository in which the book has been built."""
     folder = copy_repository(tmp_path_factory.mktemp("book") / "repository")
-    built = run_book(folder, "build")
+    built = run_book(folder, "build", timeout=600)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
