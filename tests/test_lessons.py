@@ -44,6 +44,14 @@ def test_figures_keep_their_text_as_text(alone, edition, name):
         assert bool(re.search("[\u4e00-\u9fff]", texts)) == (edition == "zh")
 
 
+@pytest.mark.parametrize("edition, name", ALONE)
+def test_a_lesson_prints_the_same_whenever_it_runs(alone, book, edition, name):
+    executed = json.loads((book / "_build" / "run" / edition / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    for cell in executed:
+        printed = "".join("".join(output.get("text", "")) for output in cell.get("outputs", []))
+        assert printed == alone[edition, name].printed(cell["id"]), cell["id"]
+
+
 def test_lessons_run_as_scripts(book, tmp_path):
     """In English: the editions' code is the same but for words (see book/check.py)."""
 
