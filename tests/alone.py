@@ -96,7 +96,8 @@ def alone(tmp_path_factory):
         )
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(pool.map(run, sorted(ALONE, key=lambda pair: pair[1] not in STARTS_PROCESSES))  # the long ones first)
+        long_first = sorted(ALONE, key=lambda pair: pair[1] not in STARTS_PROCESSES)
+        return dict(pool.map(run, long_first))
 
 
 @dataclass
