@@ -65,10 +65,10 @@ def test_a_cell_that_raises(repository, spoiled):
 
 def test_a_cell_that_never_ends(repository, spoiled):
     config = repository / "_config.yml"
-    config.write_text(config.read_text(encoding="utf-8").replace("timeout: 120", "timeout: 3"), encoding="utf-8")
+    config.write_text(config.read_text(encoding="utf-8").replace("timeout: 120", "timeout: 9"), encoding="utf-8")
     endless = "import subprocess, time\nsubprocess.Popen(['sleep', '12345'])\nwhile True:\n    time.sleep(1)"
     set_code(repository, "03_model", "run-model", endless)
-    assert "notebooks/en/03_model.ipynb, cell run-model: still running after 3 s" in spoiled()
+    assert "notebooks/en/03_model.ipynb, cell run-model: still running after 9 s" in spoiled()
 
 
 def test_a_kernel_that_dies(repository, spoiled):
