@@ -33,8 +33,7 @@ WRONG = {
     },
     "08_inputs_outputs": {
         "exercise-1": 'answer = ["cut", "cut", "repeated", "repeated"]',
-        "exercise-2": "class AttentionWithMask(nn.Module):\n    def __init__(self, mask):\n        super().__init__()\n        self.mask = mask\n\n    def forward(self, x):\n        scores = x @ x.transpose(1, 2) + self.mask\n        return scores.softmax(dim=2) @ x\n\n\nmended = AttentionWithMask(mask)",
-        "exercise-3": "class Strict(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.seen = []\n\n    def forward(self, x, *, double):\n        self.seen.append(len(x))\n        return x * 2 if double else x\n\n\nstrict = Strict()\nstrict_eight = VirtualDataParallel(strict, 8)\nx = torch.arange(3)\n\noutput = strict(x, double=True)",
+        "exercise-2": 'class AttentionWithMask(nn.Module):\n    def __init__(self, mask):\n        super().__init__()\n        self.register_buffer("mask", mask)\n\n    def forward(self, x, mask):\n        scores = x @ x.transpose(1, 2) + mask\n        return scores.softmax(dim=2) @ x\n\n\nmended = AttentionWithMask(mask)',
     },
     "09_cost": {
         "exercise-1": "megabytes = 2 * 4 * 30 * 4",
