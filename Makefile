@@ -14,7 +14,7 @@ book: .venv/ready
 
 test: .venv/ready-for-tests
 	@sh tests/install_browser.sh
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest
 
 lab: .venv/ready
 	$(BIN)/jupyter lab notebooks

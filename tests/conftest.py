@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from filelock import FileLock
 
 pytest_plugins = ["tests.alone"]
 
@@ -45,16 +44,11 @@ def processes_of(folder):
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory):
-    """A copy of the repository in which the book has been built, once for all processes that run tests."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    with FileLock(shared / "book.lock"):
-        if not (shared / "book-is-built").exists():
-            folder = copy_repository(shared / "book")
-            built = run_book(folder, "build", timeout=600)
-            assert built.returncode == 0, built.stdout + built.stderr
-            (shared / "book-is-built").touch()
-    return shared / "book"
+    """A copy of the repository in which the book has been built."""
+    folder = copy_repository(tmp_path_factory.mktemp("book") / "repository")
+    built = run_book(folder, "build", timeout=600)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
 
 
 @pytest.fixture

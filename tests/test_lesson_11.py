@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("alone")  # one process runs the lessons for all of these
-
 
 @pytest.fixture(scope="module")
 def left(alone):

