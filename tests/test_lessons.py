@@ -15,7 +15,6 @@ from tests.conftest import EDITIONS, LESSONS, ROOT
 from tests.notebook import cells, run_cells, solutions
 from tests.wrong_answers import WRONG
 
-
 PUBLISHED = json.loads((ROOT / "tests" / "published_results.json").read_text(encoding="utf-8"))
 
 
