@@ -51,7 +51,7 @@ def test_shards(left):
 
 
 def test_one_step_is_the_same(left):
-    assert left["difference"] < 1e-5
+    assert left["difference"] < 1e-6
     first = left["reports"][0]["after the step"]
     assert all(report["after the step"] == first for report in left["reports"])
 
