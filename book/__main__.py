@@ -1,11 +1,14 @@
 """The command line: python -m book --help"""
 
 import argparse
+import re
 import signal
 import sys
+from contextlib import contextmanager
 
 from . import check as checking
-from .lessons import EDITIONS, BookError, lesson_names, page_names, select
+from . import machine
+from .lessons import BUILD, EDITIONS, BookError, lesson_names, page_names, select, shown
 
 DESCRIPTION = """\
 Makes the book "One Model, Many GPUs": executes its lessons, renders both editions.
@@ -13,6 +16,10 @@ Makes the book "One Model, Many GPUs": executes its lessons, renders both editio
   python -m book build                     execute what changed, then render: _build/html
   python -m book execute 04_data_parallel  execute one lesson, in both languages
   python -m book execute --gpus 2          execute with two GPUs shown to CUDA
+  python -m book execute --gpus 1,2,8      one run for each of these counts: _build/runs
+  python -m book runs                      the runs of this machine, and the recorded ones
+  python -m book record 8-gpus             let the site show that run beside its own
+  python -m book diff run 8-gpus           which cells differ between two runs
   python -m book render                    pages from the last execution; starts no kernel
   python -m book serve                     look at the book; pages follow when files change
   python -m book check                     the sources are whole and the editions agree
@@ -27,6 +34,9 @@ def main():
     except BookError as error:
         for line in str(error).splitlines():
             print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:  # a full disk, say
+        print(f"error: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted; the last run and the last site are as they were", file=sys.stderr)
@@ -46,19 +56,28 @@ def parser():
 
     def execution(sub):
         sub.add_argument(
-            "lessons", nargs="*", metavar="LESSON", help="a lesson's name, such as 04_data_parallel; default: all"
+            "--gpus", type=gpu_counts, metavar="N", help="show just the first N GPUs to CUDA; 0 hides them all"
         )
-        sub.add_argument("--language", choices=EDITIONS, help="one edition only")
-        sub.add_argument(
-            "--gpus", type=gpu_count, metavar="N", help="show just the first N GPUs to CUDA; 0 hides them all"
-        )
+        sub.add_argument("--force", action="store_true", help="execute also what cannot have changed")
+        sub.add_argument("--cold", action="store_true", help="start each kernel afresh, not from a warm process")
 
-    execution(command("execute", execute, "Execute lessons; what cannot have changed is not executed again."))
-    command("render", render, "Render both editions from the last execution.")
-    build_command = command("build", build, "Check, execute and render.")
-    build_command.add_argument(
-        "--gpus", type=gpu_count, metavar="N", help="show just the first N GPUs to CUDA; 0 hides them all"
+    execute_command = command("execute", execute, "Execute lessons; what cannot have changed is not executed again.")
+    execute_command.add_argument(
+        "lessons", nargs="*", metavar="LESSON", help="a lesson's name, such as 04_data_parallel; default: all"
     )
+    execute_command.add_argument("--language", choices=EDITIONS, help="one edition only")
+    execution(execute_command)
+    command("runs", runs, "List the runs of this machine and the recorded ones.")
+    run_help = "a run's name, as `runs` lists it, or the path of its file or folder"
+    record_command = command("record", record, "Record what the site shows of a run, in the folder runs.")
+    record_command.add_argument("which", metavar="RUN", help=run_help)
+    diff_command = command(
+        "diff", diff, "Say which cells put out something else in the second run; exit code 1 if any."
+    )
+    diff_command.add_argument("first", metavar="RUN", help=run_help)
+    diff_command.add_argument("second", metavar="RUN", help=run_help)
+    command("render", render, "Render both editions from the last execution.")
+    execution(command("build", build, "Check, execute and render."))
     serve_command = command("serve", serve, "Build, show the book in a browser, and build again when a file changes.")
     serve_command.add_argument("--port", type=int, default=8000, help="default: 8000")
     command("check", check, "Check pairs, links, and that notebooks hold no outputs.")
@@ -74,37 +93,99 @@ def parser():
     return top
 
 
-def gpu_count(text):
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError("a number of GPUs, 0 or more")
-    return count
+def gpu_counts(text):
+    """[2] from "2", [1, 2, 8] from "1,2,8", and from "all" 1 to as many as there are."""
+    if text == "all":
+        return list(range(1, len(machine.gpus()) + 1)) or [1]
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError("a number of GPUs, several such as 1,2,8, or all")
+    return [int(count) for count in text.split(",")]
+
+
+@contextmanager
+def alone():
+    """Keeps two builds from writing to _build at once; the lock goes with the process, however that ends."""
+    from filelock import FileLock, Timeout
+
+    BUILD.mkdir(exist_ok=True)
+    try:
+        with FileLock(BUILD / "lock", timeout=0):
+            yield
+    except Timeout:
+        raise BookError("another build is at work in this folder; wait until it has ended, or stop it") from None
 
 
 def execute(arguments):
-    run_lessons(arguments.lessons, [arguments.language] if arguments.language else EDITIONS, arguments.gpus)
+    with alone():
+        run_lessons(arguments, arguments.lessons, [arguments.language] if arguments.language else EDITIONS)
 
 
-def run_lessons(names, editions, gpus):
+def run_lessons(arguments, names=(), editions=EDITIONS):
+    """Executes lessons: into the run that the pages show, or with several GPU counts into one for each."""
+    from .execute import RUN, RUNS
+
+    counts = arguments.gpus or [None]
+    if counts != [None]:
+        machine.choose_gpus(max(counts))  # all that is asked for must be there before anything starts
+    for count in counts:
+        execute_into(RUN if len(counts) == 1 else RUNS / f"{count}-gpus", arguments, names, editions, count)
+
+
+def execute_into(folder, arguments, names, editions, count):
     from rich.console import Console
     from rich.table import Table
 
     from .execute import execute as run
+    from .runs import machine_name
 
     table = Table("lesson", "edition", "seconds", "device", "")
-    for lesson, provenance, fresh in run(names, editions, gpus):
+    for lesson, provenance, fresh in run(names, editions, count, arguments.force, arguments.cold, folder):
         when = "" if fresh else f"unchanged since {provenance['executed'][:10]}"
-        table.add_row(lesson.name, lesson.edition, f"{provenance['seconds']:.1f}", device(provenance), when)
+        table.add_row(lesson.name, lesson.edition, f"{provenance['seconds']:.1f}", machine_name(provenance), when)
     Console().print(table)
 
 
-def device(provenance):
-    if provenance["gpus"]:
-        return f"{len(provenance['gpus'])} × {provenance['gpus'][0]}"
-    return provenance["accelerator"] or "cpu"
+def runs(arguments):
+    from rich.console import Console
+    from rich.table import Table
+
+    from .runs import local, machine_name, recorded, stale
+
+    table = Table("run", "executed", "device", "torch", "lessons", "")
+    for where, found in (("", local()), ("recorded", recorded())):
+        for run in found:
+            last = max(run.lessons.values(), key=lambda provenance: provenance["executed"])
+            machines = sorted({machine_name(provenance) for provenance in run.lessons.values()})
+            old = f"{len(stale(run))} cells have changed since" if where and stale(run) else ""
+            date, torch = last["executed"][:10], last["versions"]["torch"]
+            remark = ", ".join(filter(None, (where, old)))
+            table.add_row(run.name, date, ", ".join(machines), torch, str(len(run.lessons)), remark)
+    Console().print(table)
+
+
+def record(arguments):
+    from .runs import record as run
+
+    with alone():
+        print(f"recorded: {shown(run(arguments.which))}")
+
+
+def diff(arguments):
+    from .runs import compare, find
+
+    found = compare(find(arguments.first), find(arguments.second))
+    for lesson, cell, difference in found:
+        print(f"{lesson}, cell {cell}:\n{difference}\n")
+    print(f"cells that differ: {len(found)}")
+    sys.exit(bool(found))
 
 
 def render(arguments):
+    with alone():
+        render_pages()
+
+
+def render_pages():
     from .render import SITE
     from .render import render as run
 
@@ -113,9 +194,12 @@ def render(arguments):
 
 
 def build(arguments):
+    if arguments.gpus and len(arguments.gpus) > 1:
+        raise BookError("the pages show one run; for several GPU counts: python -m book execute --gpus 1,2,8")
     check(arguments)
-    run_lessons((), EDITIONS, arguments.gpus)
-    render(arguments)
+    with alone():
+        run_lessons(arguments)
+        render_pages()
 
 
 def check(arguments):
@@ -132,7 +216,7 @@ def serve(arguments):
 
     def rebuild():
         try:
-            build(argparse.Namespace(gpus=None))
+            build(argparse.Namespace(gpus=None, force=False, cold=False))
         except BookError as error:
             print(f"error: {error}", file=sys.stderr)
 

@@ -28,6 +28,8 @@ from .lessons import (
     text_hash,
     toc_files,
 )
+from .runs import recorded
+from .runs import stale as stale_cells
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -163,7 +165,10 @@ def code_pair(where, english, chinese):
 
 def masked(code):
     """The syntax tree of a cell as text, with the contents of strings masked."""
-    from IPython.core.inputtransformer2 import TransformerManager
+    if re.search(r"^\s*[%!]", code, re.MULTILINE):  # what IPython alone understands
+        from IPython.core.inputtransformer2 import TransformerManager
+
+        code = TransformerManager().transform_cell(code)
 
     class Mask(ast.NodeTransformer):
         def visit_Constant(self, node):
@@ -174,7 +179,7 @@ def masked(code):
             values = [self.visit(value) for value in node.values if isinstance(value, ast.FormattedValue)]
             return ast.JoinedStr(sorted(values, key=ast.dump))
 
-    return ast.dump(Mask().visit(ast.parse(TransformerManager().transform_cell(code))))
+    return ast.dump(Mask().visit(ast.parse(code)))
 
 
 def text_pair(where, english, chinese):
@@ -244,8 +249,12 @@ def links():
 
 
 def stale():
-    """Translations whose English text has changed since."""
-    lines = []
+    """Translations whose English text has changed since, and recorded outputs whose code has."""
+    lines = [
+        f"runs/{run.name}.json: {lesson}, cell {cell}: recorded from an older version of the cell"
+        for run in recorded()
+        for lesson, cell in stale_cells(run)
+    ]
     for name in lesson_names():
         for cell in behind(name):
             lines.append(

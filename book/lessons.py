@@ -45,8 +45,8 @@ def toc():
 
 
 def read_yaml(path):
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:  # the loader in C, if there is one, is ten times as fast
+        return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except FileNotFoundError:
         raise BookError(f"{shown(path)}: no such file") from None
     except yaml.YAMLError as error:

@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -11,6 +12,20 @@ from .lessons import ROOT, BookError
 
 # Packages whose version can change what a lesson prints or draws.
 PACKAGES = ("torch", "matplotlib", "numpy", "ipykernel", "nbclient")
+# What the lessons import, or what that imports when it is first used: an optimizer, a figure.
+WARM = (
+    "torch",
+    "torch._dynamo",
+    "torch._subclasses.schema_check_mode",
+    "torch.utils.data",
+    "torch.utils.checkpoint",
+    "torch.utils.flop_counter",
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
+    "IPython.core.magics",
+    "IPython.core.pylabtools",
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +67,23 @@ def choose_gpus(count):
     return found[:count]
 
 
+def assert_visible(chosen):
+    """Raises BookError if PyTorch, shown just these GPUs, sees another number of them."""
+    count = "import torch; print(torch.cuda.device_count())"
+    answer = subprocess.run(
+        [sys.executable, "-c", count], env=kernel_environment(chosen), capture_output=True, text=True
+    )
+    if answer.stdout.strip() != str(len(chosen)):
+        raise BookError(
+            f"{len(chosen)} GPUs were asked for, but torch {version('torch')} sees "
+            f"{answer.stdout.strip() or answer.stderr.strip()}; is it a build without CUDA?"
+        )
+
+
 def kernel_environment(shown=None):
     """The environment of a kernel; it sees just the GPUs `shown`, if any are given.
 
-    PYTHONHASHSEED, SOURCE_DATE_EPOCH and matplotlibrc take chance and date out of the outputs.
+    PYTHONHASHSEED, SOURCE_DATE_EPOCH and matplotlibrc take chance and date out of the outputs, PYTHONUTF8 the locale.
     """
     environment = {
         **os.environ,
@@ -63,6 +91,8 @@ def kernel_environment(shown=None):
         "SOURCE_DATE_EPOCH": "0",
         "MATPLOTLIBRC": str(ROOT / "book" / "matplotlibrc"),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "PYTHONUTF8": "1",
+        "WARM_KERNEL_MODULES": os.environ.get("WARM_KERNEL_MODULES", ",".join(WARM)),
     }
     if shown is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in shown)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from book.machine import WARM
 from tests.conftest import EDITIONS, LESSONS, ROOT
 from tests.notebook import cells, solutions
 from tests.wrong_answers import WRONG
@@ -40,22 +41,6 @@ def local_only(self, address):
 socket.socket.connect = local_only
 """
 
-RUN_ALONE = """
-import logging, subprocess, sys, nbformat
-logging.getLogger("tornado").setLevel(logging.CRITICAL)  # jupyter_client's races at shutdown
-from nbclient import NotebookClient
-notebook = nbformat.read(sys.argv[1], as_version=4)
-client = NotebookClient(notebook, timeout=60, extra_arguments=["--log-level=ERROR"])
-for tries_left in (2, 1, 0):
-    try:
-        client.execute(stderr=subprocess.DEVNULL if tries_left else None)
-        break
-    except RuntimeError:  # another program has taken a port that was chosen for the kernel
-        if not tries_left or client.code_cells_executed:
-            raise
-nbformat.write(notebook, sys.argv[1])
-"""
-
 
 def clean_environment(guard):
     """No variable that leads back to the repository, and no network."""
@@ -67,37 +52,47 @@ def clean_environment(guard):
 def alone(tmp_path_factory):
     """(edition, lesson) -> the lesson executed alone in an empty folder, then its exercises answered.
 
-    Lessons that start processes take long, and run here in English only: the editions' code is
-    the same but for words (see book/check.py), and the book's build executes both.
+    English lessons have cold kernels, as their readers have; Chinese ones are forked from a warm process. Lessons
+    that start processes take long, and run here in English only: the editions' code is the same but for words (see
+    book/check.py), and the book's build executes both.
     """
     guard = tmp_path_factory.mktemp("guard")
     (guard / "sitecustomize.py").write_text(NO_NETWORK)
+    warm = {"JUPYTER_DEFAULT_PROVISIONER_NAME": "warm-kernel", "WARM_KERNEL_MODULES": ",".join(WARM)}
+    warm["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the zygote would warn of it
+    english = [("en", name) for name in LESSONS if name not in STARTS_PROCESSES]
+    chinese = [("zh", name) for name in LESSONS if name not in STARTS_PROCESSES]
+    groups = [*([("en", name)] for name in STARTS_PROCESSES), english, chinese]
 
-    def run(pair):
-        edition, name = pair
-        folder = tmp_path_factory.mktemp(f"{edition}-{name}")
-        target = folder / f"{name}.ipynb"
-        notebook = json.loads((ROOT / "notebooks" / edition / target.name).read_text(encoding="utf-8"))
-        extra = answered_exercises(edition, name)
-        if name in KEPT:
-            extra["kept"] = f"import json\nprint(json.dumps({{kept: eval(kept) for kept in {KEPT[name]}}}))"
-        for id, source in extra.items():
-            cell = {"cell_type": "code", "id": id, "metadata": {}, "source": source}
-            notebook["cells"].append({**cell, "outputs": [], "execution_count": None})
-        target.write_text(json.dumps(notebook), encoding="utf-8")
-        command = [sys.executable, "-c", RUN_ALONE, target.name]
-        done = subprocess.run(command, cwd=folder, env=clean_environment(guard), capture_output=True, text=True)
-        executed = json.loads(target.read_text(encoding="utf-8"))["cells"]
-        return pair, Alone(
-            done.returncode,
-            done.stderr,
-            files=[path.name for path in folder.iterdir()],
-            outputs={cell["id"]: cell.get("outputs", []) for cell in executed},
-        )
+    def run(pairs):
+        paths = {pair: prepared(*pair, tmp_path_factory.mktemp("-".join(pair))) for pair in pairs}
+        command = [sys.executable, str(ROOT / "tests" / "run_alone.py"), *map(str, paths.values())]
+        environment = {**clean_environment(guard), **(warm if pairs is chinese else {})}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return {pair: looked_at(path, done) for pair, path in paths.items()}
 
     with ThreadPoolExecutor(2) as pool:
-        long_first = sorted(ALONE, key=lambda pair: pair[1] not in STARTS_PROCESSES)
-        return dict(pool.map(run, long_first))
+        return {pair: found for results in pool.map(run, groups) for pair, found in results.items()}
+
+
+def prepared(edition, name, folder):
+    """A copy of a lesson in this folder, with cells for its exercises and for what it leaves."""
+    target = folder / f"{name}.ipynb"
+    notebook = json.loads((ROOT / "notebooks" / edition / target.name).read_text(encoding="utf-8"))
+    extra = answered_exercises(edition, name)
+    if name in KEPT:
+        extra["kept"] = f"import json\nprint(json.dumps({{kept: eval(kept) for kept in {KEPT[name]}}}))"
+    for id, source in extra.items():
+        cell = {"cell_type": "code", "id": id, "metadata": {}, "source": source}
+        notebook["cells"].append({**cell, "outputs": [], "execution_count": None})
+    target.write_text(json.dumps(notebook), encoding="utf-8")
+    return target
+
+
+def looked_at(path, done):
+    executed = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    outputs = {cell["id"]: cell.get("outputs", []) for cell in executed}
+    return Alone(done.returncode, done.stderr, [file.name for file in path.parent.iterdir()], outputs)
 
 
 @dataclass

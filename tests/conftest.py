@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from book.machine import WARM
+
 pytest_plugins = ["tests.alone"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +30,8 @@ def copy_repository(target):
 def run_book(folder, *arguments, timeout=180, **environment):
     """`python -m book` in this copy of the repository, as a process."""
     command = [sys.executable, "-m", "book", *arguments]
-    environment = {**os.environ, "COLUMNS": "160", MARK: str(folder), **environment}
+    # The fewer modules are imported beforehand, the sooner the few cells of a test run.
+    environment = {**os.environ, "COLUMNS": "160", "WARM_KERNEL_MODULES": "torch", MARK: str(folder), **environment}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
@@ -46,7 +49,7 @@ def processes_of(folder):
 def book(tmp_path_factory):
     """A copy of the repository in which the book has been built."""
     folder = copy_repository(tmp_path_factory.mktemp("book") / "repository")
-    built = run_book(folder, "build", timeout=600)
+    built = run_book(folder, "build", timeout=600, WARM_KERNEL_MODULES=",".join(WARM))
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
 

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from tests.conftest import EDITIONS, LESSONS, MARK, processes_of, run_book
+from tests.conftest import EDITIONS, LESSONS, MARK, ROOT, processes_of, run_book
 
 
 def edit(repository, edition, name, change):
@@ -95,7 +95,7 @@ def test_a_kernel_that_does_not_start_gets_three_tries(repository, tmp_path, tim
     path.mkdir()
     (path / "sitecustomize.py").write_text(ENDS_AT_ITS_START.format(folder=str(tries), times=times))
     set_code(repository, "03_model", "exercise-1", "answer = 15")
-    done = run_book(repository, "execute", "03_model", "--language", "en", PYTHONPATH=str(path))
+    done = run_book(repository, "execute", "03_model", "--language", "en", "--cold", PYTHONPATH=str(path))
     if times == 2:
         assert (done.returncode, "Address" in done.stderr) == (0, False)
     else:
@@ -104,10 +104,86 @@ def test_a_kernel_that_does_not_start_gets_three_tries(repository, tmp_path, tim
         assert said in done.stderr
 
 
-@pytest.mark.parametrize("text", ["{not json", "[]", '{"cells": [{}]}'])
+# Ignores what should end it, and so does what it has started, in a session of its own.
+STUBBORN = """
+import signal, subprocess, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+subprocess.Popen(["sleep", "12345"], start_new_session=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("cold", [[], ["--cold"]])
+def test_cells_that_misbehave(repository, spoiled, cold):
+    config = repository / "_config.yml"
+    config.write_text(config.read_text(encoding="utf-8").replace("deadline: 300", "deadline: 15"), encoding="utf-8")
+    set_code(repository, "01_device", "setup", "while True:\n    print('x' * 1000)")
+    set_code(repository, "02_random_dataset", "setup", "input('Your name? ')")
+    set_code(repository, "03_model", "setup", "breakpoint()  # passed by\nimport pdb; pdb.set_trace()")
+    set_code(repository, "04_data_parallel", "setup", STUBBORN)
+    lessons = ["01_device", "02_random_dataset", "03_model", "04_data_parallel"]
+    said = spoiled("execute", *lessons, "--language", "en", *cold)
+    assert "en/01_device.ipynb, cell setup: put out more than 1,000,000 characters" in said
+    assert "en/02_random_dataset.ipynb, cell setup: StdinNotImplementedError" in said
+    assert "en/03_model.ipynb, cell setup: StdinNotImplementedError" in said
+    assert "en/04_data_parallel.ipynb, cell setup: the lesson takes longer than 15 s in all" in said
+    flood = json.loads((repository / "_build" / "failed" / "en" / "01_device.ipynb").read_text(encoding="utf-8"))
+    assert len(json.dumps(flood)) < 1_500_000
+
+
+def test_a_full_disk(repository, spoiled):
+    """A limit on the size of files stands in for the end of the disk: writing fails in the same way."""
+    set_code(repository, "03_model", "run-model", "print('x' * 100_000)")
+    limit = f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({50_000}, {50_000}))"
+    command = [sys.executable, "-c", f"{limit}; runpy.run_module('book', run_name='__main__')", "execute", "03_model"]
+    run_before = (repository / "_build" / "run" / "run.json").read_bytes()
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ") and "File too large" in done.stderr
+    assert (repository / "_build" / "run" / "run.json").read_bytes() == run_before
+    assert not list((repository / "_build").rglob("*.part")), "half a file is left behind"
+
+
+def test_two_builds_at_once(repository):
+    started = repository / "started"
+    set_code(repository, "03_model", "run-model", f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(60)")
+    command = [sys.executable, "-m", "book", "execute", "03_model"]
+    first = subprocess.Popen(command, cwd=repository, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    while not started.exists():
+        assert first.poll() is None
+        time.sleep(0.1)
+    second = run_book(repository, "build")
+    assert second.returncode == 1
+    assert "error: another build is at work in this folder; wait until it has ended, or stop it" in second.stderr
+    first.kill()
+    first.communicate()
+    assert run_book(repository, "render").returncode == 0, "the lock went with the process"
+
+
+def test_a_locale_without_utf8(repository, book):
+    plain = {"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    assert run_book(repository, "execute", "03_model", "--force", **plain).returncode == 0
+    for edition in EDITIONS:
+        path = f"_build/run/{edition}/03_model.ipynb"
+        assert (repository / path).read_bytes() == (book / path).read_bytes()
+    assert run_book(repository, "render", **plain).returncode == 0
+
+
+def test_a_build_writes_nothing_among_the_sources(book):
+    def files(folder):
+        left_out = {"_build", "__pycache__", ".git", ".venv", ".pytest_cache", ".ruff_cache"}
+        paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        return {path for path in paths if not left_out & set(path.parts) and path.suffix not in (".mo", ".pyc")}
+
+    assert files(book) <= files(ROOT)
+
+
+@pytest.mark.parametrize("text", [b"{not json", b"[]", b'{"cells": [{}]}', "é".encode("latin-1")])
 def test_a_notebook_that_is_none(repository, spoiled, text):
-    (repository / "notebooks" / "en" / "03_model.ipynb").write_text(text)
-    assert "error: notebooks/en/03_model.ipynb: not a notebook" in spoiled()
+    (repository / "notebooks" / "en" / "03_model.ipynb").write_bytes(text)
+    assert "error: notebooks/en/03_model.ipynb: not " in spoiled()
 
 
 def test_a_lesson_in_the_toc_without_a_file(repository, spoiled):
@@ -209,8 +285,8 @@ def test_gpus_are_counted_as_cuda_shows_them(two_gpus, spoiled, monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a PyTorch that sees no GPU")
 def test_a_pytorch_that_does_not_see_the_gpus(two_gpus, spoiled):
     said = spoiled("execute", "03_model", "--gpus", "2")
-    assert "error: notebooks/en/03_model.ipynb: 2 GPUs were asked for, but torch" in said
-    assert "saw 0; is it a build without CUDA?" in said
+    assert "error: 2 GPUs were asked for, but torch" in said
+    assert "sees 0; is it a build without CUDA?" in said
 
 
 def test_a_lesson_that_does_not_exist(spoiled):
@@ -278,6 +354,24 @@ def test_changed_prose_is_rendered_and_not_executed(repository):
     assert "本页的英文版在翻译之后有改动" in site(repository)["zh/03_model.html"].decode()
     assert run_book(repository, "translated", "03_model", "any-model").returncode == 0
     assert run_book(repository, "check").stdout == ""
+
+
+def test_changed_comments_are_rendered_and_not_executed(repository):
+    def change(cells):
+        cell = next(cell for cell in cells if cell["id"] == "setup")
+        cell["source"][0] = cell["source"][0].rstrip("\n") + "  # a remark made just now\n"
+
+    for edition in EDITIONS:
+        edit(repository, edition, "03_model", change)
+    done = run_book(repository, "build")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("unchanged since") == 2 * len(LESSONS)
+    assert b"a remark made just now" in site(repository)["en/03_model.html"]
+
+
+def test_force_executes_what_has_not_changed(repository):
+    done = run_book(repository, "execute", "01_device", "--force")
+    assert done.returncode == 0 and "unchanged since" not in done.stdout
 
 
 def test_changed_templates_and_styles_reach_the_site(repository):

@@ -2,6 +2,8 @@
 
 import re
 from collections import Counter
+from contextlib import contextmanager
+from functools import cache
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,8 +25,11 @@ def html(book):
     return book / "_build" / "html"
 
 
-def soup(path):
+def parse(path):
     return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+
+
+soup = cache(parse)  # for reading only; parsing a page takes a while
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
@@ -84,7 +89,7 @@ NAMES = re.compile(
 
 def test_words_of_the_chinese_pages_are_chinese(html):
     for page in [*PAGES, "search"]:
-        found = soup(html / "zh" / f"{page}.html")
+        found = parse(html / "zh" / f"{page}.html")
         labels = [
             tag[key]
             for tag in found.find_all()
@@ -99,6 +104,17 @@ def test_words_of_the_chinese_pages_are_chinese(html):
             if re.search("[A-Za-z]{2}", NAMES.sub("", text)) and not re.search("[\u4e00-\u9fff]", text)
         ]
         assert not english, f"{page}: {english}"
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_no_markup_is_left_in_the_text(html, edition):
+    """In Chinese, ** does not open bold between a character and a bracket."""
+    for path in (html / edition).glob("*.html"):
+        page = parse(path)
+        for code in page.select("pre, code, script"):
+            code.decompose()
+        text = page.get_text()
+        assert "**" not in text and "](" not in text, path.name
 
 
 def test_title_and_figures_of_the_chinese_pages(html):
@@ -142,7 +158,7 @@ def test_addresses_of_the_site_and_the_repository(repository):
     assert done.returncode == 0, done.stderr
     site = repository / "_build" / "html"
     for edition in EDITIONS:
-        page = soup(site / edition / "03_model.html")
+        page = parse(site / edition / "03_model.html")
         place = f"somebody/book/blob/main/notebooks/{edition}/03_model.ipynb"
         assert page.select(f'.page-actions a[href="https://colab.research.google.com/github/{place}"]')
         assert page.select(f'.page-actions a[href="https://github.com/{place}"]')
@@ -157,14 +173,14 @@ POLICY = "default-src 'self'; img-src 'self' data:"
 SEARCH_POLICY = f"{POLICY}; script-src 'self' 'wasm-unsafe-eval'"
 
 
-@pytest.fixture(scope="session")
-def served(html):
-    """The site's address on a server that has it under a path, and forbids what the policy forbids."""
+@contextmanager
+def serving(folder):
+    """The address of a server that has a site under a path, and forbids what the policy forbids."""
 
     class Handler(SimpleHTTPRequestHandler):
         def translate_path(self, path):
             path = path.split("?")[0]
-            return str(html / path.removeprefix("/some/where/")) if path.startswith("/some/where/") else "/nowhere"
+            return str(folder / path.removeprefix("/some/where/")) if path.startswith("/some/where/") else "/nowhere"
 
         def end_headers(self):
             policy = SEARCH_POLICY if "/search.html" in self.path or "/pagefind/" in self.path else POLICY
@@ -179,6 +195,12 @@ def served(html):
     yield f"http://127.0.0.1:{server.server_port}/some/where"
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture(scope="session")
+def served(html):
+    with serving(html) as address:
+        yield address
 
 
 @pytest.fixture

@@ -35,3 +35,61 @@ function reachable() {
 (window.requestIdleCallback ?? setTimeout)(reachable); // measuring takes a while, and nobody waits for it
 addEventListener("resize", reachable);
 addEventListener("toggle", reachable, true); // folded code has no width until it is opened
+
+// Outputs of several runs become tabs, and the choice holds for all of them, from page to page.
+// Without this script all are in view, one below the other.
+function choose(key) {
+  for (const group of document.querySelectorAll(".runs")) {
+    const runs = [...group.querySelectorAll(".run")];
+    const chosen = runs.find((run) => run.dataset.run === key) ?? runs[0];
+    for (const tab of group.querySelectorAll('[role="tab"]')) {
+      const selected = tab.dataset.run === chosen.dataset.run;
+      tab.ariaSelected = String(selected);
+      tab.tabIndex = selected ? 0 : -1;
+    }
+    for (const run of runs) run.hidden = run !== chosen;
+  }
+}
+
+document.querySelectorAll(".runs").forEach((group, number) => {
+  const bar = document.createElement("div");
+  bar.role = "tablist";
+  group.querySelectorAll(".run").forEach((run, index) => {
+    run.id = `run-${number}-${index}`;
+    run.role = "tabpanel";
+    run.tabIndex = 0;
+    const tab = document.createElement("button");
+    Object.assign(tab, { role: "tab", id: `${run.id}-tab`, textContent: run.dataset.title });
+    tab.setAttribute("aria-controls", run.id);
+    run.setAttribute("aria-labelledby", tab.id);
+    tab.dataset.run = run.dataset.run;
+    bar.append(tab);
+  });
+  bar.addEventListener("click", ({ target }) => {
+    if (!target.dataset.run) return;
+    const before = target.getBoundingClientRect().top;
+    choose(target.dataset.run);
+    scrollBy(0, target.getBoundingClientRect().top - before); // other tabs above may have changed their height
+    try {
+      localStorage.setItem("run", target.dataset.run);
+    } catch {
+      // As above.
+    }
+  });
+  bar.addEventListener("keydown", (event) => {
+    const tabs = [...bar.children];
+    const steps = { ArrowRight: 1, ArrowLeft: -1 };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    const next = tabs[(tabs.indexOf(event.target) + steps[event.key] + tabs.length) % tabs.length];
+    next.focus();
+    next.click();
+  });
+  group.prepend(bar);
+});
+
+try {
+  choose(localStorage.getItem("run"));
+} catch {
+  choose(null);
+}

@@ -1,0 +1,215 @@
+"""How long the book takes to make, beside stock tools: python -m tests.benchmark_engine [--rounds 3] [--markdown]
+
+The same notebooks (lessons 1 to 9, both editions, which start no processes of their own; without links and labels, so
+that they can be multiplied) are executed and rendered by each way in turn, round by round; the table has medians.
+Beside wall time: CPU seconds of all processes, and the most memory that they held at once (PSS, so that what forked
+kernels share counts once). Needs nbmake and pytest-xdist for the line of that name.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from tests.conftest import EDITIONS, LESSONS, copy_repository
+
+SINGLE = [name for name in LESSONS if name < "10"]  # the others start processes
+STOCK = {"only_build_toc_files": True, "execute": {"execute_notebooks": "force", "timeout": 120}}
+LOOP = """
+import sys, nbformat
+from nbclient import NotebookClient
+for path in sys.argv[1:]:
+    NotebookClient(nbformat.read(path, as_version=4), timeout=120).execute()
+"""
+
+
+def plain(text):
+    """Markdown without links and labels."""
+    return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"^\([\w-]+\)=$", "", text, flags=re.MULTILINE))
+
+
+def small_book(folder, times):
+    """A copy of the repository with lessons 1 to 9, each `times` times."""
+    copy_repository(folder)
+    for edition in EDITIONS:
+        for path in (folder / "notebooks" / edition).glob("*.ipynb"):
+            notebook = json.loads(path.read_text(encoding="utf-8"))
+            path.unlink()
+            if path.stem not in SINGLE:
+                continue
+            for cell in notebook["cells"]:
+                if cell["cell_type"] == "markdown":
+                    cell["source"] = plain("".join(cell["source"])).splitlines(keepends=True)
+            first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+            code = "".join(first["source"])
+            for number in range(times):
+                first["source"] = f"{code}\ncopy_number = {number}".splitlines(keepends=True)  # no result serves two
+                name = path.stem if number == 0 else f"{path.stem}_{number}"
+                write(path.with_name(f"{name}.ipynb"), notebook)
+        for path in (folder / "book" / "pages" / edition).glob("*.md"):
+            path.write_text(plain(path.read_text(encoding="utf-8")), encoding="utf-8")
+    names = sorted(path.stem for path in (folder / "notebooks" / "en").glob("*.ipynb"))
+    toc = yaml.safe_load((folder / "_toc.yml").read_text(encoding="utf-8"))
+    pages = [entry for entry in toc["chapters"] if "/pages/" in entry["file"]]
+    toc["chapters"] = [*({"file": f"notebooks/en/{name}"} for name in names), *pages]
+    (folder / "_toc.yml").write_text(yaml.safe_dump(toc), encoding="utf-8")
+    return folder
+
+
+def write(path, notebook):
+    text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def stock_book(source, target, edition):
+    """What a stock Jupyter Book needs of an edition."""
+    shutil.copytree(source / "notebooks" / edition, target)
+    shutil.copy(source / "book" / "pages" / edition / "index.md", target)
+    chapters = [{"file": path.stem} for path in sorted(target.glob("*.ipynb"))]
+    (target / "_toc.yml").write_text(yaml.safe_dump({"format": "jb-book", "root": "index", "chapters": chapters}))
+    (target / "_config.yml").write_text(yaml.safe_dump({"title": edition, **STOCK}))
+    return target
+
+
+class Peak(threading.Thread):
+    """Watches the memory of this process's children."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.bytes, self.over = 0, threading.Event()
+
+    def run(self):
+        while not self.over.wait(0.3):
+            total = 0
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    total += process.memory_full_info().pss
+            self.bytes = max(self.bytes, total)
+
+
+def measure(*commands, together=False):
+    """(seconds, CPU seconds, peak bytes) of commands, one after the other or at the same time: [(folder, argv), ...]."""
+    peak = Peak()
+    peak.start()
+    before, began = os.times(), time.monotonic()
+    running = []
+    for folder, command in commands:
+        running.append(
+            subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+        if not together:
+            finish(running.pop())
+    for process in running:
+        finish(process)
+    seconds, after = time.monotonic() - began, os.times()
+    peak.over.set()
+    peak.join()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return seconds, cpu, peak.bytes
+
+
+def finish(process):
+    said, _ = process.communicate()
+    if process.returncode:
+        sys.exit(f"{process.args}:\n{said[-3000:]}")
+
+
+def ways(work):
+    """name -> a function that makes the book in that way once and returns what `measure` does."""
+    book = small_book(work / "book", 1)
+    build = (book, [sys.executable, "-m", "book", "build"])
+    jupyter_book = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", "--all", "."]
+    stock = [(stock_book(book, work / f"stock-{edition}", edition), jupyter_book) for edition in EDITIONS]
+    notebooks = [str(path) for edition in EDITIONS for path in sorted((book / "notebooks" / edition).glob("*.ipynb"))]
+    edits = iter(range(1_000_000))
+
+    def edited(cell_type):
+        number = next(edits)
+        for edition in EDITIONS if cell_type == "code" else ("en",):
+            path = book / "notebooks" / edition / "03_model.ipynb"
+            notebook = json.loads(path.read_text(encoding="utf-8"))
+            cell = [cell for cell in notebook["cells"] if cell["cell_type"] == cell_type][1]
+            line = f"\nedited = {number}" if cell_type == "code" else f"\nEdited {number} times."
+            cell["source"] = ("".join(cell["source"]) + line).splitlines(keepends=True)
+            write(path, notebook)
+        return measure(build)
+
+    def empty_cache(*options):
+        shutil.rmtree(book / "_build", ignore_errors=True)
+        return measure((book, [*build[1], *options]))
+
+    found = {
+        "this engine, empty cache": empty_cache,
+        "this engine, nothing changed": lambda: measure(build),
+        "this engine, one prose cell edited": lambda: edited("markdown"),
+        "this engine, one code cell edited": lambda: edited("code"),
+        "stock jupyter-book, one edition after the other": lambda: measure(*stock),
+        "stock jupyter-book, both editions at once": lambda: measure(*stock, together=True),
+        "nbclient in a loop (executes only)": lambda: measure((work, [sys.executable, "-c", LOOP, *notebooks])),
+        "this engine, --cold, empty cache": lambda: empty_cache("--cold"),
+    }
+    if find_spec("nbmake") and find_spec("xdist"):
+        nbmake = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--nbmake", "-p", "no:cacheprovider", *notebooks]
+        found["pytest --nbmake -n 2 (executes only)"] = lambda: measure((work, nbmake))
+    return found
+
+
+def growth(work):
+    """This engine with an empty cache on 1, 4 and 10 times the notebooks."""
+    for times in (1, 4, 10):
+        book = small_book(work / f"times-{times}", times)
+        yield times, measure((book, [sys.executable, "-m", "book", "build"]))
+
+
+def main():
+    parser = argparse.ArgumentParser("python -m tests.benchmark_engine")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--growth", action="store_true", help="also 1, 4 and 10 times the notebooks")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        found = ways(Path(folder))
+        results = {name: [] for name in found}
+        for _ in range(arguments.rounds):
+            for name, way in found.items():
+                results[name].append(way())
+                print(f"{name}: {results[name][-1][0]:.1f} s", file=sys.stderr)
+        medians = {name: [statistics.median(column) for column in zip(*each)] for name, each in results.items()}
+        base = medians["this engine, empty cache"][0]
+        for name, (seconds, cpu, memory) in medians.items():
+            rows.append([name, f"{seconds:.1f}", f"{seconds / base:.2f}", f"{cpu:.1f}", f"{memory / 1e9:.2f}"])
+        if arguments.growth:
+            for times, (seconds, cpu, memory) in growth(Path(folder)):
+                rows.append([f"{times} times the notebooks", f"{seconds:.1f}", "", f"{cpu:.1f}", f"{memory / 1e9:.2f}"])
+    show(["way", "seconds", "ratio", "CPU seconds", "peak GB"], rows, arguments.markdown)
+
+
+def show(head, rows, markdown):
+    if markdown:
+        for row in [head, ["---"] * len(head), *rows]:
+            print(f"| {' | '.join(row)} |")
+    else:
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
