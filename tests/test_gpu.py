@@ -52,6 +52,154 @@ def test_real_and_virtual_agree(kind, n, rows):
     torch.testing.assert_close(real, virtual)
 
 
+def both(model, n, kind):
+    """The model on n replicas, really and virtually."""
+    device_ids = devices(n, kind)
+    return nn.DataParallel(model, device_ids=device_ids), VirtualDataParallel(model, n)
+
+
+EITHER = pytest.mark.parametrize("kind", ["each its own GPU", "all on GPU 0"])
+# With all replicas on GPU 0, each of them has the model's own buffers (Broadcast copies to other GPUs only).
+REALLY = pytest.mark.parametrize("kind", ["each its own GPU"])
+SEVERAL = pytest.mark.parametrize("n", [2, 3, 8])
+
+
+@EITHER
+@SEVERAL
+def test_every_number_of_rows_is_cut_alike(kind, n):
+    model = Model().to("cuda:0")
+    real, virtual = both(model, n, kind)
+    for rows in range(1, 64):
+        x = torch.arange(rows * 5.0, device="cuda:0").view(rows, 5)
+        sizes = []
+        for network in (real, virtual):
+            model.seen.clear()
+            network(x)
+            sizes.append([count for _, count in sorted(model.seen)])
+        assert sizes[0] == sizes[1] == [len(chunk) for chunk in x.chunk(n)], rows
+
+
+class Forgetful(nn.Module):
+    """Notes what it sees in an attribute, which replicas forget, and in a list, which they share."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+        self.spare = nn.Linear(5, 2)
+        self.steps = 0
+        self.notes = []
+
+    def forward(self, x):
+        self.steps += 1
+        found = len(list(self.parameters()))
+        state = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda"))
+        output = self.fc(x)
+        self.notes.append((found, *state, str(output.dtype)))
+        return output
+
+
+@EITHER
+@SEVERAL
+@pytest.mark.parametrize("mode", ["training", "inference_mode", "autocast"])
+def test_what_replicas_see_and_forget(kind, n, mode):
+    model = Forgetful().to("cuda:0")
+    modes = {
+        "training": torch.enable_grad,
+        "inference_mode": torch.inference_mode,
+        "autocast": lambda: torch.autocast("cuda", torch.float16),
+    }
+    noted = []
+    for network in both(model, n, kind):
+        model.notes.clear()
+        with modes[mode]():
+            output = network(torch.ones(2 * n, 5, device="cuda:0"))
+        noted.append((sorted(model.notes), model.steps, output.dtype, output.requires_grad))
+    assert noted[0] == noted[1]
+    assert model.steps == 0
+
+
+@EITHER
+@SEVERAL
+def test_parameters_that_the_loss_does_not_reach(kind, n):
+    model = Forgetful().to("cuda:0")
+    for network in both(model, n, kind):
+        model.zero_grad()
+        network(torch.ones(2 * n, 5, device="cuda:0")).sum().backward()
+        assert model.spare.weight.grad is not None and model.spare.weight.grad.abs().sum() == 0
+        assert model.fc.weight.grad.abs().sum() > 0
+
+
+@EITHER
+@SEVERAL
+def test_hooks_run_once_for_each_replica(kind, n):
+    model = nn.Linear(5, 2).to("cuda:0")
+    calls = []
+    model.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    for network in both(model, n, kind):
+        calls.clear()
+        network(torch.ones(3 * n - 1, 5, device="cuda:0"))
+        assert sorted(calls) == [2] + [3] * (n - 1)
+
+
+@REALLY
+@SEVERAL
+def test_batchnorm_remembers_the_first_chunk(kind, n):
+    x = torch.randn(4 * n, 3, device="cuda:0")
+    remembered = []
+    for index in range(2):
+        torch.manual_seed(0)
+        model = nn.BatchNorm1d(3).to("cuda:0")
+        both(model, n, kind)[index](x)
+        remembered.append((model.running_mean, model.running_var, model.num_batches_tracked))
+    torch.testing.assert_close(remembered[0], remembered[1])
+    assert remembered[0][2] == 1
+
+
+class Scalar(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.fc(x).mean()
+
+
+@EITHER
+@SEVERAL
+def test_scalars_come_back_as_a_vector_with_a_warning(kind, n):
+    model = Scalar().to("cuda:0")
+    outputs = []
+    for network in both(model, n, kind):
+        with pytest.warns(UserWarning, match="all input tensors were scalars"):
+            outputs.append(network(torch.randn(2 * n, 5, device="cuda:0")).shape)
+    assert outputs[0] == outputs[1] == (n,)
+
+
+class Picky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+
+    def forward(self, x):
+        if x[0, 0] == 2:
+            raise ValueError("row 2")
+        return self.fc(x)
+
+
+@REALLY
+@SEVERAL
+def test_an_error_names_its_replica(kind, n):
+    model = Picky().to("cuda:0")
+    x = torch.arange(2.0 * n, device="cuda:0")[:, None].expand(-1, 5)
+    said = []
+    for network in both(model, n, kind):
+        with pytest.raises(ValueError) as caught:
+            network(x)
+        lines = str(caught.value).strip().splitlines()
+        said.append((lines[0].replace("virtual device", "device"), lines[-1]))
+    assert said[0] == said[1] == ("Caught ValueError in replica 1 on device 1.", "ValueError: row 2")
+
+
 def test_lesson_4_measures_what_it_can():
     if not torch.cuda.device_count():
         pytest.skip("needs 1 CUDA GPU, this machine shows 0")
