@@ -120,7 +120,7 @@ def execute(arguments):
         run_lessons(arguments, arguments.lessons, [arguments.language] if arguments.language else EDITIONS)
 
 
-def run_lessons(arguments, names=(), editions=EDITIONS):
+def run_lessons(arguments, names=(), editions=EDITIONS, meanwhile=None):
     """Executes lessons: into the run that the pages show, or with several GPU counts into one for each."""
     from .execute import RUN, RUNS
 
@@ -128,10 +128,11 @@ def run_lessons(arguments, names=(), editions=EDITIONS):
     if counts != [None]:
         machine.choose_gpus(max(counts))  # all that is asked for must be there before anything starts
     for count in counts:
-        execute_into(RUN if len(counts) == 1 else RUNS / f"{count}-gpus", arguments, names, editions, count)
+        folder = RUN if len(counts) == 1 else RUNS / f"{count}-gpus"
+        execute_into(folder, arguments, names, editions, count, meanwhile)
 
 
-def execute_into(folder, arguments, names, editions, count):
+def execute_into(folder, arguments, names, editions, count, meanwhile):
     from rich.console import Console
     from rich.table import Table
 
@@ -139,7 +140,7 @@ def execute_into(folder, arguments, names, editions, count):
     from .runs import machine_name
 
     table = Table("lesson", "edition", "seconds", "device", "")
-    for lesson, provenance, fresh in run(names, editions, count, arguments.force, arguments.cold, folder):
+    for lesson, provenance, fresh in run(names, editions, count, arguments.force, arguments.cold, folder, meanwhile):
         when = "" if fresh else f"unchanged since {provenance['executed'][:10]}"
         table.add_row(lesson.name, lesson.edition, f"{provenance['seconds']:.1f}", machine_name(provenance), when)
     Console().print(table)
@@ -185,21 +186,27 @@ def render(arguments):
         render_pages()
 
 
-def render_pages():
+def render_pages(renderers=None):
     from .render import SITE
     from .render import render as run
 
-    print("rendered" if run() else "already rendered: nothing has changed")
+    print("rendered" if run(renderers) else "already rendered: nothing has changed")
     print(f"The book: {SITE / 'index.html'}")
 
 
 def build(arguments):
+    from .render import end_renderers, start_renderers
+
     if arguments.gpus and len(arguments.gpus) > 1:
         raise BookError("the pages show one run; for several GPU counts: python -m book execute --gpus 1,2,8")
     check(arguments)
+    renderers = {}
     with alone():
-        run_lessons(arguments)
-        render_pages()
+        try:
+            run_lessons(arguments, meanwhile=lambda: renderers.update(start_renderers()))
+            render_pages(renderers)
+        finally:
+            end_renderers(renderers)
 
 
 def check(arguments):

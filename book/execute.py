@@ -46,11 +46,12 @@ print(json.dumps({
 """
 
 
-def execute(names=(), editions=EDITIONS, gpus=None, force=False, cold=False, into=RUN):
+def execute(names=(), editions=EDITIONS, gpus=None, force=False, cold=False, into=RUN, meanwhile=None):
     """Executes the selected lessons, and completes the run in the folder `into` with them.
 
     gpus: how many GPUs CUDA shows to the lessons; None leaves that as it is.
     force: execute lessons whose outputs are known, too. cold: no kernel is forked from a warm process.
+    meanwhile: called once, if there is anything to execute, to start what can go on at the same time.
     Returns a list of (lesson, its provenance, whether it was executed just now).
     Raises BookError, naming file and cell, if any lesson fails; the run is then as it was.
     """
@@ -66,6 +67,8 @@ def execute(names=(), editions=EDITIONS, gpus=None, force=False, cold=False, int
     keys = {lesson: cache_key(sources[lesson], base) for lesson in lessons}
     todo = [lesson for lesson in lessons if force or cached(keys[lesson]) is None]
     if todo:
+        if meanwhile:
+            meanwhile()
         run_all(todo, sources, keys, chosen, cold)
     results = {lesson: cached(keys[lesson]) for lesson in lessons}
     write_run(into, sources, results)
@@ -108,11 +111,12 @@ def run_all(lessons, sources, keys, chosen, cold):
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from .kernels import prepare
+    from .kernels import children, prepare
 
     settings = config().get("execute", {})
     limits = settings.get("timeout", DEFAULT_TIMEOUT), settings.get("deadline", DEFAULT_DEADLINE)
     prepare(cold)
+    others = children()
     workers = os.cpu_count() * (1 if cold else 2)  # a warm kernel waits as long as it computes
     failures = []
     columns = [TextColumn("executing"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn()]
@@ -131,21 +135,23 @@ def run_all(lessons, sources, keys, chosen, cold):
                 except BookError as error:
                     failures.append(str(error))
         finally:
-            stop(futures)
+            stop(futures, others)
     if failures:
         raise BookError("\n".join(sorted(failures)))
 
 
-def stop(futures):
-    """Ends what still runs, and leaves no process behind, however we came here."""
+def stop(futures, others):
+    """Ends what still runs, and leaves no process behind, however we came here; `others` are not ours."""
+    from warm_kernel import zygote_pids
+
     from .kernels import kill_leftovers
 
     for future in futures:
         future.cancel()
     while not all(future.done() for future in futures):
-        kill_leftovers(zygotes_too=True)  # a lesson that is just starting its kernel is caught by the next round
+        kill_leftovers(others - zygote_pids())  # a lesson that is just starting its kernel is caught by the next round
         time.sleep(0.1)
-    kill_leftovers()
+    kill_leftovers(others | zygote_pids())
 
 
 def run_lesson(lesson, source, chosen, limits, on_cell):

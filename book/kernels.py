@@ -12,7 +12,6 @@ import threading
 from contextlib import suppress
 
 import psutil
-import warm_kernel
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -120,9 +119,12 @@ def kill(pid):
                 each.kill()
 
 
-def kill_leftovers(zygotes_too=False):
-    """Ends what kernels have left behind, and with the zygotes also the kernels."""
-    spared = set() if zygotes_too else warm_kernel.zygote_pids()
-    for child in psutil.Process().children():
-        if child.pid not in spared:
-            kill(child.pid)
+def children():
+    """Process ids of this process's children."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def kill_leftovers(spared):
+    """Ends all children, with what is below them, but for those with these process ids."""
+    for pid in children() - spared:
+        kill(pid)

@@ -27,15 +27,23 @@ SPHINX = BUILD / "sphinx"
 KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
 STAMP = ".rendered-{}"  # in the site, for each edition: the digest of all that it was made of
 
-# As in __init__.py.
-START = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyter_book.cli.main import main; main()"
+# Jupyter Book, which imports what it needs and then waits to be told what to render. (rfc3987_syntax: see __init__.py.)
+WAITING = """
+import json, sys
+sys.modules["rfc3987_syntax"] = None
+import furo, jupyter_book.sphinx, myst_nb.sphinx_ext, sphinx.builders.html
+from jupyter_book.cli.main import main
+sys.argv = ["jupyter-book", *json.loads(sys.stdin.readline())]
+main()
+"""
 OPTIONS = ["-n", "-W", "--keep-going", "-q"]
 FRAME = "frame.txt"  # beside Sphinx's output: the frame that all its pages have
 
 
-def render():
+def render(renderers=None):
     """Makes the site from the last run; returns whether there was anything to do.
 
+    renderers: those that `start_renderers` started while something else was going on.
     Raises BookError if a lesson is missing from the run, or if Jupyter Book
     warns of anything; the last good site is then as it was.
     """
@@ -53,7 +61,7 @@ def render():
     for edition in changed:
         if write_stage(edition, staged[edition], framed(edition, frames[edition])):
             shutil.rmtree(SPHINX / edition, ignore_errors=True)  # Sphinx would keep the pages that are gone
-    run_jupyter_book(frames)
+    run_jupyter_book(frames, renderers or start_renderers(changed))
     put_in_place(digests, changed)
     return True
 
@@ -94,27 +102,42 @@ def root_page(name, address):
     return text.replace("{{ address }}", site_address() or address).encode()
 
 
-def run_jupyter_book(frames):
-    """Renders editions side by side; any warning is an error. frames: edition -> the frame its pages are to have."""
+def start_renderers(editions=EDITIONS):
+    """A process for each edition that imports Jupyter Book and waits: edition -> process."""
     processes = {}
-    for edition, frame in frames.items():
-        output = SPHINX / edition
-        output.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-c", START, "build", str(STAGE / edition), "--path-output", str(output), *OPTIONS]
-        log = (output / "log.txt").open("w", encoding="utf-8")
-        environment = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1"}
-        processes[edition] = subprocess.Popen(
-            command if framed(edition, frame) else [*command, "--all"],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+    for edition in editions:
+        (SPHINX / edition).mkdir(parents=True, exist_ok=True)
+        with (SPHINX / edition / "log.txt").open("w", encoding="utf-8") as log:
+            processes[edition] = subprocess.Popen(
+                [sys.executable, "-c", WAITING],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1"},
+            )
+    return processes
+
+
+def end_renderers(processes):
+    for process in processes.values():
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+def run_jupyter_book(frames, processes):
+    """Renders editions side by side; any warning is an error. frames: edition -> the frame its pages are to have."""
     try:
-        failed = [edition for edition, process in processes.items() if process.wait()]
+        for edition, frame in frames.items():
+            arguments = ["build", str(STAGE / edition), "--path-output", str(SPHINX / edition), *OPTIONS]
+            processes[edition].stdin.write(
+                json.dumps(arguments if framed(edition, frame) else [*arguments, "--all"]) + "\n"
+            )
+            processes[edition].stdin.close()
+        failed = [edition for edition in frames if processes[edition].wait()]
     finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
+        end_renderers(processes)
     if failed:
         raise BookError("\n".join(complaint(edition) for edition in failed))
     for edition, frame in frames.items():

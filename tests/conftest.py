@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from book.machine import WARM
 
@@ -47,10 +48,17 @@ def processes_of(folder):
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory):
-    """A copy of the repository in which the book has been built."""
-    folder = copy_repository(tmp_path_factory.mktemp("book") / "repository")
-    built = run_book(folder, "build", timeout=600, WARM_KERNEL_MODULES=",".join(WARM))
-    assert built.returncode == 0, built.stdout + built.stderr
+    """A copy of the repository in which the book has been built, once for all processes that run the tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "book" / "repository"
+    folder.parent.mkdir(exist_ok=True)
+    with FileLock(folder.parent / "lock"):
+        if not folder.exists():
+            copy_repository(folder)
+            built = run_book(folder, "build", timeout=600, WARM_KERNEL_MODULES=",".join(WARM))
+            (folder.parent / "said.txt").write_text(f"{built.returncode}\n{built.stdout}{built.stderr}")
+    said = (folder.parent / "said.txt").read_text()
+    assert said.startswith("0\n"), said
     return folder
 
 

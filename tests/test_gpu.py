@@ -52,10 +52,11 @@ def test_real_and_virtual_agree(kind, n, rows):
     torch.testing.assert_close(real, virtual)
 
 
-def both(model, n, kind):
-    """The model on n replicas, really and virtually."""
+@pytest.fixture
+def both(n, kind):
+    """Puts a model on n replicas, really and virtually."""
     device_ids = devices(n, kind)
-    return nn.DataParallel(model, device_ids=device_ids), VirtualDataParallel(model, n)
+    return lambda model: (nn.DataParallel(model, device_ids=device_ids), VirtualDataParallel(model, n))
 
 
 EITHER = pytest.mark.parametrize("kind", ["each its own GPU", "all on GPU 0"])
@@ -66,9 +67,9 @@ SEVERAL = pytest.mark.parametrize("n", [2, 3, 8])
 
 @EITHER
 @SEVERAL
-def test_every_number_of_rows_is_cut_alike(kind, n):
+def test_every_number_of_rows_is_cut_alike(both, kind, n):
     model = Model().to("cuda:0")
-    real, virtual = both(model, n, kind)
+    real, virtual = both(model)
     for rows in range(1, 64):
         x = torch.arange(rows * 5.0, device="cuda:0").view(rows, 5)
         sizes = []
@@ -101,7 +102,7 @@ class Forgetful(nn.Module):
 @EITHER
 @SEVERAL
 @pytest.mark.parametrize("mode", ["training", "inference_mode", "autocast"])
-def test_what_replicas_see_and_forget(kind, n, mode):
+def test_what_replicas_see_and_forget(both, kind, n, mode):
     model = Forgetful().to("cuda:0")
     modes = {
         "training": torch.enable_grad,
@@ -109,7 +110,7 @@ def test_what_replicas_see_and_forget(kind, n, mode):
         "autocast": lambda: torch.autocast("cuda", torch.float16),
     }
     noted = []
-    for network in both(model, n, kind):
+    for network in both(model):
         model.notes.clear()
         with modes[mode]():
             output = network(torch.ones(2 * n, 5, device="cuda:0"))
@@ -120,9 +121,9 @@ def test_what_replicas_see_and_forget(kind, n, mode):
 
 @EITHER
 @SEVERAL
-def test_parameters_that_the_loss_does_not_reach(kind, n):
+def test_parameters_that_the_loss_does_not_reach(both, kind, n):
     model = Forgetful().to("cuda:0")
-    for network in both(model, n, kind):
+    for network in both(model):
         model.zero_grad()
         network(torch.ones(2 * n, 5, device="cuda:0")).sum().backward()
         assert model.spare.weight.grad is not None and model.spare.weight.grad.abs().sum() == 0
@@ -131,11 +132,11 @@ def test_parameters_that_the_loss_does_not_reach(kind, n):
 
 @EITHER
 @SEVERAL
-def test_hooks_run_once_for_each_replica(kind, n):
+def test_hooks_run_once_for_each_replica(both, kind, n):
     model = nn.Linear(5, 2).to("cuda:0")
     calls = []
     model.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
-    for network in both(model, n, kind):
+    for network in both(model):
         calls.clear()
         network(torch.ones(3 * n - 1, 5, device="cuda:0"))
         assert sorted(calls) == [2] + [3] * (n - 1)
@@ -143,13 +144,13 @@ def test_hooks_run_once_for_each_replica(kind, n):
 
 @REALLY
 @SEVERAL
-def test_batchnorm_remembers_the_first_chunk(kind, n):
+def test_batchnorm_remembers_the_first_chunk(both, kind, n):
     x = torch.randn(4 * n, 3, device="cuda:0")
     remembered = []
     for index in range(2):
         torch.manual_seed(0)
         model = nn.BatchNorm1d(3).to("cuda:0")
-        both(model, n, kind)[index](x)
+        both(model)[index](x)
         remembered.append((model.running_mean, model.running_var, model.num_batches_tracked))
     torch.testing.assert_close(remembered[0], remembered[1])
     assert remembered[0][2] == 1
@@ -166,10 +167,10 @@ class Scalar(nn.Module):
 
 @EITHER
 @SEVERAL
-def test_scalars_come_back_as_a_vector_with_a_warning(kind, n):
+def test_scalars_come_back_as_a_vector_with_a_warning(both, kind, n):
     model = Scalar().to("cuda:0")
     outputs = []
-    for network in both(model, n, kind):
+    for network in both(model):
         with pytest.warns(UserWarning, match="all input tensors were scalars"):
             outputs.append(network(torch.randn(2 * n, 5, device="cuda:0")).shape)
     assert outputs[0] == outputs[1] == (n,)
@@ -188,11 +189,11 @@ class Picky(nn.Module):
 
 @REALLY
 @SEVERAL
-def test_an_error_names_its_replica(kind, n):
+def test_an_error_names_its_replica(both, kind, n):
     model = Picky().to("cuda:0")
     x = torch.arange(2.0 * n, device="cuda:0")[:, None].expand(-1, 5)
     said = []
-    for network in both(model, n, kind):
+    for network in both(model):
         with pytest.raises(ValueError) as caught:
             network(x)
         lines = str(caught.value).strip().splitlines()

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("alone")  # one process runs the lessons alone, for all of these
+
 
 @pytest.fixture(scope="module")
 def left(alone):

@@ -15,6 +15,8 @@ from tests.conftest import EDITIONS, LESSONS, ROOT
 from tests.notebook import cells, run_cells, solutions
 from tests.wrong_answers import WRONG
 
+pytestmark = pytest.mark.xdist_group("alone")  # one process runs the lessons alone, for all of these
+
 PUBLISHED = json.loads((ROOT / "tests" / "published_results.json").read_text(encoding="utf-8"))
 
 

@@ -82,16 +82,11 @@ def test_a_kernel_is_as_a_cold_one(tmp_path):
     assert warm == cold
 
 
-def test_seeds_are_fresh(tmp_path):
+def test_modules_are_imported_beforehand_and_seeds_are_fresh(tmp_path):
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
-    printed, complaints = run(tmp_path, WARM, code, code)
-    assert printed[0] == "True\n" and complaints == ""
-    assert not set(printed[1].split()) & set(printed[2].split())
-
-
-def test_modules_are_there_before_the_first_cell(tmp_path):
-    printed, _ = run(tmp_path, "import sys; print('numpy' in sys.modules)")
-    assert printed == ["True\n"]
+    printed, complaints = run(tmp_path, WARM, "import sys; print('numpy' in sys.modules)", code, code)
+    assert printed[:2] == ["True\n", "True\n"] and complaints == ""
+    assert not set(printed[2].split()) & set(printed[3].split())
 
 
 @pytest.mark.parametrize(
