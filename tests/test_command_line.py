@@ -123,7 +123,7 @@ def test_cells_that_misbehave(repository, spoiled, cold):
     # Each cell in time, all of them not.
     set_code(repository, "06_gradients", "setup", "import time, torch\ntime.sleep(6)")
     set_code(repository, "06_gradients", "figures", "time.sleep(6)")
-    set_code(repository, "06_gradients", "same-gradient", "time.sleep(6)")
+    set_code(repository, "06_gradients", "data", "time.sleep(6)")
     said = spoiled("execute", *cells, "06_gradients", "--language", "en", *cold)
     for name, reason in {
         "01_device": "put out more than 1,000,000 characters",
