@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from book.execute import write_json
+from book.lessons import text_hash
 from book.machine import WARM
 from tests.conftest import EDITIONS, LESSONS, ROOT
 from tests.notebook import cells, solutions
@@ -28,7 +30,7 @@ KEPT = {
 }
 
 STARTS_PROCESSES = ("10_distributed", "11_too_large", "12_choose")
-ALONE = [(edition, name) for edition in EDITIONS for name in LESSONS if edition == "en" or name not in STARTS_PROCESSES]
+ALONE = [(edition, name) for edition in EDITIONS for name in LESSONS if name not in STARTS_PROCESSES]
 
 # Put on the path of the kernels: whatever leaves this machine fails.
 NO_NETWORK = """
@@ -53,47 +55,83 @@ def alone(tmp_path_factory):
     """(edition, lesson) -> the lesson executed alone in an empty folder, then its exercises answered.
 
     English lessons have cold kernels, as their readers have; Chinese ones are forked from a warm process. Lessons
-    that start processes take long, and run here in English only: the editions' code is the same but for words (see
-    book/check.py), and the book's build executes both.
+    that start processes take long, and are not executed once more: see `answered`.
     """
     guard = tmp_path_factory.mktemp("guard")
     (guard / "sitecustomize.py").write_text(NO_NETWORK)
     warm = {"JUPYTER_DEFAULT_PROVISIONER_NAME": "warm-kernel", "WARM_KERNEL_MODULES": ",".join(WARM)}
     warm["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the zygote would warn of it
-    english = [("en", name) for name in LESSONS if name not in STARTS_PROCESSES]
-    chinese = [("zh", name) for name in LESSONS if name not in STARTS_PROCESSES]
-    # The book is being built at the same time: what starts many processes waits until there is room.
-    groups = [english, chinese, *([("en", name)] for name in STARTS_PROCESSES)]
 
-    def run(pairs):
-        paths = {pair: prepared(*pair, tmp_path_factory.mktemp("-".join(pair))) for pair in pairs}
+    def run(edition):
+        names = [name for name in LESSONS if name not in STARTS_PROCESSES]
+        paths = {name: prepared(edition, name, tmp_path_factory.mktemp(f"{edition}-{name}")) for name in names}
         command = [sys.executable, str(ROOT / "tests" / "run_alone.py"), *map(str, paths.values())]
-        environment = {**clean_environment(guard), **(warm if pairs is chinese else {})}
+        environment = {**clean_environment(guard), **(warm if edition == "zh" else {})}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        return {pair: looked_at(path, done) for pair, path in paths.items()}
+        return {(edition, name): looked_at(path, done) for name, path in paths.items()}
 
     with ThreadPoolExecutor(2) as pool:
-        return {pair: found for results in pool.map(run, groups) for pair, found in results.items()}
+        return {pair: found for results in pool.map(run, EDITIONS) for pair, found in results.items()}
+
+
+@pytest.fixture(scope="session")
+def answered(request, book):
+    """(edition, lesson) -> the lesson executed, then its exercises answered.
+
+    Lessons that start processes are those of the book's build, without a network and in an empty folder too, to
+    which `answer_in` has added the cells.
+    """
+
+    def find(edition, name):
+        if name not in STARTS_PROCESSES:
+            return request.getfixturevalue("alone")[edition, name]
+        return looked_at(book / "_build" / "run" / edition / f"{name}.ipynb", None)
+
+    return find
+
+
+def answer_in(folder):
+    """Adds to lessons of a copied repository, in both editions, what `answered` looks at; pages do not show it."""
+    for name in STARTS_PROCESSES:
+        english = extra_cells("en", name)
+        for edition in EDITIONS:
+            path = folder / "notebooks" / edition / f"{name}.ipynb"
+            notebook = json.loads(path.read_text(encoding="utf-8"))
+            for id, source in extra_cells(edition, name).items():
+                cell = code_cell(id, source)
+                cell["metadata"]["tags"] = ["remove-cell"]
+                if edition == "zh":
+                    cell["metadata"]["translates"] = text_hash(english[id])
+                notebook["cells"].append(cell)
+            write_json(path, notebook)
 
 
 def prepared(edition, name, folder):
-    """A copy of a lesson in this folder, with cells for its exercises and for what it leaves."""
+    """A copy of a lesson in this folder, with its exercises answered."""
     target = folder / f"{name}.ipynb"
     notebook = json.loads((ROOT / "notebooks" / edition / target.name).read_text(encoding="utf-8"))
-    extra = answered_exercises(edition, name)
-    if name in KEPT:
-        extra["kept"] = f"import json\nprint(json.dumps({{kept: eval(kept) for kept in {KEPT[name]}}}))"
-    for id, source in extra.items():
-        cell = {"cell_type": "code", "id": id, "metadata": {}, "source": source}
-        notebook["cells"].append({**cell, "outputs": [], "execution_count": None})
+    notebook["cells"] += [code_cell(id, source) for id, source in extra_cells(edition, name).items()]
     target.write_text(json.dumps(notebook), encoding="utf-8")
     return target
+
+
+def code_cell(id, source):
+    lines = source.splitlines(keepends=True)
+    return {"cell_type": "code", "id": id, "metadata": {}, "source": lines, "outputs": [], "execution_count": None}
+
+
+def extra_cells(edition, name):
+    extra = answered_exercises(edition, name)
+    if name in KEPT:
+        extra["kept"] = f"import json\n\nprint(json.dumps({{kept: eval(kept) for kept in {KEPT[name]}}}))"
+    return extra
 
 
 def looked_at(path, done):
     executed = json.loads(path.read_text(encoding="utf-8"))["cells"]
     outputs = {cell["id"]: cell.get("outputs", []) for cell in executed}
-    return Alone(done.returncode, done.stderr, [file.name for file in path.parent.iterdir()], outputs)
+    files = [file.name for file in path.parent.iterdir()]
+    return Alone(done and done.returncode, done and done.stderr, files, outputs)
 
 
 @dataclass

@@ -2,12 +2,10 @@
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("alone")  # one process runs the lessons alone, for all of these
-
 
 @pytest.fixture(scope="module")
-def left(alone):
-    return alone["en", "10_distributed"].left()
+def left(answered):
+    return answered("en", "10_distributed").left()
 
 
 def test_two_ranks_train_as_one_process(left):

@@ -2,12 +2,10 @@
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("alone")  # one process runs the lessons alone, for all of these
-
 
 @pytest.fixture(scope="module")
-def left(alone):
-    return alone["en", "11_too_large"].left()
+def left(answered):
+    return answered("en", "11_too_large").left()
 
 
 def test_bytes(left):

@@ -15,8 +15,6 @@ from tests.conftest import EDITIONS, LESSONS, ROOT
 from tests.notebook import cells, run_cells, solutions
 from tests.wrong_answers import WRONG
 
-pytestmark = pytest.mark.xdist_group("alone")  # one process runs the lessons alone, for all of these
-
 PUBLISHED = json.loads((ROOT / "tests" / "published_results.json").read_text(encoding="utf-8"))
 
 
@@ -69,15 +67,16 @@ def test_lessons_run_as_scripts(book, tmp_path):
             assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("edition, name", ALONE)
-def test_solutions_pass_and_wrong_answers_do_not(alone, edition, name):
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("name", LESSONS)
+def test_solutions_pass_and_wrong_answers_do_not(answered, edition, name):
     exercises = [id for id in cells(edition, name) if re.fullmatch(r"exercise-\d+", id)]
     assert len(exercises) >= 2
     assert set(exercises) == set(solutions(edition, name)) == set(WRONG[name])
 
     for exercise in exercises:
         for suffix, mark in (("check", "练E"), ("solved", "✓"), ("wrong", "✗")):
-            verdict = alone[edition, name].printed(f"{exercise}-{suffix}")
+            verdict = answered(edition, name).printed(f"{exercise}-{suffix}")
             assert len(verdict.splitlines()) == 1
             assert verdict[0] in mark, (exercise, suffix)
 

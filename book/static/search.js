@@ -31,6 +31,9 @@ async function find(pagefind) {
   const search = await pagefind.debouncedSearch(query, {}, 150);
   if (search === null) return; // another letter was typed meanwhile
   const results = await Promise.all(search.results.slice(0, MOST).map((result) => result.data()));
+  // The lesson to which the glossary sends those who look up just this term comes first.
+  const names = ({ meta }) => (meta.terms ?? "").toLowerCase().split("|").includes(query.toLowerCase());
+  results.sort((one, other) => names(other) - names(one));
   state.textContent = results.length ? words.found.replace("%", search.results.length) : words.none;
   list.replaceChildren(...results.map(shown));
 }
