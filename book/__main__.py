@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 from . import check as checking
 from . import machine
@@ -17,6 +18,7 @@ Makes the book "One Model, Many GPUs": executes its lessons, renders both editio
   python -m book execute 04_data_parallel  execute one lesson, in both languages
   python -m book execute --gpus 2          execute with two GPUs shown to CUDA
   python -m book execute --gpus 1,2,8      one run for each of these counts: _build/runs
+  python -m book execute --shard 2/4       the second quarter of the work; python -m book merge puts quarters together
   python -m book runs                      the runs of this machine, and the recorded ones
   python -m book record 8-gpus             let the site show that run beside its own
   python -m book diff run 8-gpus           which cells differ between two runs
@@ -66,7 +68,12 @@ def parser():
         "lessons", nargs="*", metavar="LESSON", help="a lesson's name, such as 04_data_parallel; default: all"
     )
     execute_command.add_argument("--language", choices=EDITIONS, help="one edition only")
+    execute_command.add_argument(
+        "--shard", type=shard, metavar="I/N", help="part I of N of all lessons, for several machines to share"
+    )
     execution(execute_command)
+    merge_command = command("merge", merge, "Put shards together into a run.")
+    merge_command.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="such as _build/shards/1-of-4")
     command("runs", runs, "List the runs of this machine and the recorded ones.")
     run_help = "a run's name, as `runs` lists it, or the path of its file or folder"
     record_command = command("record", record, "Record what the site shows of a run, in the folder runs.")
@@ -102,6 +109,14 @@ def gpu_counts(text):
     return [int(count) for count in text.split(",")]
 
 
+def shard(text):
+    """(2, 4) from "2/4"."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError("which part of how many, such as 2/4")
+    return int(found[1]), int(found[2])
+
+
 @contextmanager
 def alone():
     """Keeps two builds from writing to _build at once; the lock goes with the process, however that ends."""
@@ -116,31 +131,53 @@ def alone():
 
 
 def execute(arguments):
+    if arguments.shard and (arguments.lessons or arguments.language):
+        raise BookError("--shard divides all lessons in both editions; name none")
     with alone():
-        run_lessons(arguments, arguments.lessons, [arguments.language] if arguments.language else EDITIONS)
+        if arguments.shard:
+            run_shard(arguments)
+        else:
+            run_lessons(arguments, arguments.lessons, [arguments.language] if arguments.language else EDITIONS)
+
+
+def run_shard(arguments):
+    from .shards import execute_shard
+
+    folder, executed = execute_shard(*arguments.shard, arguments.gpus or [None], arguments.force, arguments.cold)
+    show_executed(executed)
+    print(f"shard: {shown(folder)}")
+
+
+def merge(arguments):
+    from .shards import merge as run
+
+    with alone():
+        for folder in run(arguments.folders):
+            print(f"merged: {shown(folder)}")
 
 
 def run_lessons(arguments, names=(), editions=EDITIONS, meanwhile=None):
     """Executes lessons: into the run that the pages show, or with several GPU counts into one for each."""
     from .execute import RUN, RUNS
+    from .execute import execute as run
 
     counts = arguments.gpus or [None]
     if counts != [None]:
         machine.choose_gpus(max(counts))  # all that is asked for must be there before anything starts
     for count in counts:
         folder = RUN if len(counts) == 1 else RUNS / f"{count}-gpus"
-        execute_into(folder, arguments, names, editions, count, meanwhile)
+        show_executed(run(names, editions, count, arguments.force, arguments.cold, folder, meanwhile))
 
 
-def execute_into(folder, arguments, names, editions, count, meanwhile):
+def show_executed(executed):
+    """Prints what was executed, or was known; executed: (lesson, its provenance, whether it was executed just now)."""
     from rich.console import Console
     from rich.table import Table
 
-    from .execute import execute as run
     from .runs import machine_name
 
     table = Table("lesson", "edition", "seconds", "device", "")
-    for lesson, provenance, fresh in run(names, editions, count, arguments.force, arguments.cold, folder, meanwhile):
+    for lesson, provenance, fresh in executed:
         when = "" if fresh else f"unchanged since {provenance['executed'][:10]}"
         table.add_row(lesson.name, lesson.edition, f"{provenance['seconds']:.1f}", machine_name(provenance), when)
     Console().print(table)

@@ -49,39 +49,58 @@ print(json.dumps({
 def execute(names=(), editions=EDITIONS, gpus=None, force=False, cold=False, into=RUN, meanwhile=None):
     """Executes the selected lessons, and completes the run in the folder `into` with them.
 
+    Returns a list of (lesson, its provenance, whether it was executed just now); the rest is as for `results_of`.
+    """
+    sources = read_lessons(select(names, editions))
+    results, todo = results_of(sources, gpus, force, cold, meanwhile)
+    write_run(into, sources, results)
+    return [(lesson, results[lesson]["provenance"], lesson in todo) for lesson in sources]
+
+
+def read_lessons(lessons):
+    """Their notebooks, as they are now: a dict, lesson -> notebook."""
+    return {lesson: read_notebook(lesson.path) for lesson in lessons}
+
+
+def results_of(sources, gpus=None, force=False, cold=False, meanwhile=None):
+    """Executes those of the lessons whose outputs are not known yet.
+
+    sources: a dict, lesson -> notebook.
     gpus: how many GPUs CUDA shows to the lessons; None leaves that as it is.
     force: execute lessons whose outputs are known, too. cold: no kernel is forked from a warm process.
     meanwhile: called once, if there is anything to execute, to start what can go on at the same time.
-    Returns a list of (lesson, its provenance, whether it was executed just now).
-    Raises BookError, naming file and cell, if any lesson fails; the run is then as it was.
+    Returns a dict, lesson -> its result as `_build/cache` keeps it, and the lessons that were executed just now.
+    Raises BookError, naming file and cell, if any lesson fails.
     """
-    lessons = select(names, editions)
-    sources = {lesson: read_notebook(lesson.path) for lesson in lessons}
     chosen = machine.choose_gpus(gpus) if gpus is not None else None
     if chosen:
         machine.assert_visible(chosen)
-    base = {
-        "versions": machine.versions(),
-        "gpus": [vars(gpu) for gpu in (machine.gpus() if chosen is None else chosen)],
-    }
-    keys = {lesson: cache_key(sources[lesson], base) for lesson in lessons}
-    todo = [lesson for lesson in lessons if force or cached(keys[lesson]) is None]
+    shown_gpus = [vars(gpu) for gpu in (machine.gpus() if chosen is None else chosen)]
+    keys = {lesson: cache_key(notebook, shown_gpus) for lesson, notebook in sources.items()}
+    todo = [lesson for lesson in sources if force or cached(keys[lesson]) is None]
     if todo:
         if meanwhile:
             meanwhile()
         run_all(todo, sources, keys, chosen, cold)
-    results = {lesson: cached(keys[lesson]) for lesson in lessons}
-    write_run(into, sources, results)
-    return [(lesson, results[lesson]["provenance"], lesson in todo) for lesson in lessons]
+    return {lesson: {**cached(key), "key": key} for lesson, key in keys.items()}, todo
 
 
-def cache_key(notebook, base):
+def cache_key(notebook, gpus):
     """Hash of all that the outputs of a notebook depend on."""
+    return hash_of([source_hash(notebook), machine.versions(), gpus])
+
+
+def source_hash(notebook):
+    """Hash of what, of the book itself, the outputs of a notebook depend on: its code and what executes it."""
     code = [(cell["id"], cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     if not any(word in source for _, source in code for word in READS_ITSELF):
         code = [(id, without_comments(source)) for id, source in code]
     engine = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ENGINE]
-    return hashlib.sha256(json.dumps([code, base, engine], sort_keys=True).encode()).hexdigest()[:32]
+    return hash_of([code, engine])
+
+
+def hash_of(data):
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def without_comments(source):
@@ -171,7 +190,7 @@ def run_lesson(lesson, source, chosen, limits, on_cell):
         with tempfile.TemporaryDirectory(prefix="lesson-") as folder:
             try:
                 run_notebook(notebook, folder, environment, *limits, on_cell)
-                return result_of(lesson, notebook, round(time.monotonic() - began, 1))
+                return result_of(lesson, source, notebook, round(time.monotonic() - began, 1))
             except KernelNeverStarted as error:
                 if not tries_left:
                     raise BookError(f"{shown(lesson.path)}: {error}") from None
@@ -184,7 +203,7 @@ def run_lesson(lesson, source, chosen, limits, on_cell):
                 raise BookError(message) from None
 
 
-def result_of(lesson, notebook, seconds):
+def result_of(lesson, source, notebook, seconds):
     saw = json.loads(notebook.cells.pop().outputs[-1].text)
     provenance = {
         "executed": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -196,7 +215,7 @@ def result_of(lesson, notebook, seconds):
         "commit": machine.commit(),
     }
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
-    return {"lesson": lesson.id, "provenance": provenance, "outputs": outputs}
+    return {"lesson": lesson.id, "sources": source_hash(source), "provenance": provenance, "outputs": outputs}
 
 
 def write_run(folder, sources, results):

@@ -92,16 +92,15 @@ def record(name):
         kept = {cell["id"]: run.cells[id][cell["id"]] for cell in tagged(id) if cell["id"] in run.cells[id]}
         if kept:
             cells[id] = kept
-    lessons = {id: run.lessons[id] for id in cells}
-    if not lessons:
+    if not cells:
         raise BookError(f"{name}: none of its lessons has a cell with the tag {TAG}")
-    machines = {machine_name(provenance) for provenance in lessons.values()}
+    machines = {machine_name(provenance) for provenance in run.lessons.values()}
     if len(machines) > 1:
         raise BookError(
             f"{name}: executed on several machines ({', '.join(sorted(machines))}); execute it with --force"
         )
     target = RECORDED / (re.sub(r"\W+", "-", machines.pop().replace("×", "x")).lower() + ".json")
-    write_json(target, {"lessons": lessons, "cells": cells})
+    write_json(target, {"lessons": run.lessons, "cells": cells})
     return target
 
 

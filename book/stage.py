@@ -85,7 +85,7 @@ def staged_lesson(name, edition, settings, record, others):
             cells.append(html_cell(f"at-{cell['id']}", f'<div id="{CELL_ANCHOR}{cell["id"]}"></div>'))
         else:
             cell["source"] = short_links("".join(cell["source"]))
-        shown_by = [run for run in others if cell["id"] in run.cells.get(f"{edition}/{name}", {})]
+        shown_by = [run for run in others if tells_more(run, f"{edition}/{name}", cell["id"], record)]
         cells += with_recorded(cell, f"{edition}/{name}", record, shown_by) if shown_by else [cell]
         if (name, cell["id"]) == EXPLORER_AFTER:
             page = page_path("explorer", edition).read_text(encoding="utf-8")
@@ -93,6 +93,12 @@ def staged_lesson(name, edition, settings, record, others):
     about = {**about_page(name, edition, settings), **about_lesson(name, edition, settings, record)}
     metadata = {**notebook["metadata"], **about}
     return json.dumps({**notebook, "cells": cells, "metadata": metadata}, ensure_ascii=False).encode()
+
+
+def tells_more(run, lesson, cell, record):
+    """Whether a recorded run has outputs of a cell from another kind of machine than the page's own."""
+    has = cell in run.cells.get(lesson, {})
+    return has and machine_name(run.lessons[lesson]) != machine_name(record[lesson])
 
 
 def with_recorded(cell, lesson, record, others):
