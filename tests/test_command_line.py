@@ -412,15 +412,19 @@ def test_execute_one_lesson_of_one_edition(repository):
     assert run["lessons"]["zh/03_model"]["gpus"] == []
 
 
-def test_two_executions_give_the_same_notebooks(book, repository):
-    """Byte for byte, figures too. (Of all lessons, tests/test_lessons.py compares what is printed.)"""
-    lessons = ["04_data_parallel", "05_four_steps", "07_replicas"]
-    shutil.rmtree(repository / "_build" / "cache")
-    assert run_book(repository, "execute", *lessons).returncode == 0
-    for edition in EDITIONS:
-        for name in lessons:
-            path = f"_build/run/{edition}/{name}.ipynb"
-            assert (repository / path).read_bytes() == (book / path).read_bytes(), path
+def test_warm_and_cold_builds_are_equal(book, repository):
+    """The whole book byte for byte, notebooks, figures and site; run.json, which says when and how long, apart."""
+    for made in ("cache", "stage", "sphinx", "html"):
+        shutil.rmtree(repository / "_build" / made)
+    done = run_book(repository, "execute", "--cold", "--language", "en", timeout=500)
+    assert done.returncode == 0, done.stderr
+    for name in LESSONS:
+        path = f"_build/run/en/{name}.ipynb"
+        assert (repository / path).read_bytes() == (book / path).read_bytes(), path
+    shutil.copy(book / "_build" / "run" / "run.json", repository / "_build" / "run" / "run.json")
+    assert run_book(repository, "render").returncode == 0
+    before, after = site(book), site(repository)
+    assert [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)] == []
 
 
 def test_render_needs_a_run(repository):
