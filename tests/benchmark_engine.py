@@ -1,6 +1,7 @@
 """How long the book takes to make, beside stock tools: python -m tests.benchmark_engine [--rounds 3] [--markdown]
 
-The same notebooks (lessons 1 to 9, both editions, which start no processes of their own; without links and labels, so
+The floor is what no engine on these cores can undercut: CPU seconds of the kernels beyond their imports, divided by
+the cores, and the imports once, and one render. The same notebooks (lessons 1 to 9, both editions, which start no processes of their own; without links and labels, so
 that they can be multiplied) are executed and rendered by each way in turn, round by round; the table has medians.
 Beside wall time: CPU seconds of all processes, and the most memory that they held at once (PSS, so that what forked
 kernels share counts once). Needs nbmake and pytest-xdist for the line of that name.
@@ -26,6 +27,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from book.machine import WARM
 from tests.conftest import EDITIONS, LESSONS, copy_repository
 
 SINGLE = [name for name in LESSONS if name < "10"]  # the others start processes
@@ -35,6 +37,19 @@ import sys, nbformat
 from nbclient import NotebookClient
 for path in sys.argv[1:]:
     NotebookClient(nbformat.read(path, as_version=4), timeout=120).execute()
+"""
+
+# Executes notebooks in kernels forked from one process; prints the CPU seconds that these took.
+KERNELS = """
+import resource, sys, nbformat, psutil, warm_kernel
+from nbclient import NotebookClient
+for path in sys.argv[1:]:
+    NotebookClient(nbformat.read(path, as_version=4), timeout=120).execute()
+[zygote] = warm_kernel.zygotes.values()
+own = psutil.Process(zygote.process.pid).cpu_times()
+zygote.end()
+all = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(all.ru_utime + all.ru_stime - own.user - own.system)
 """
 
 
@@ -169,6 +184,20 @@ def ways(work):
     return found
 
 
+def floor(work):
+    """Seconds: the kernels' CPU beyond imports divided by the cores, the imports, and one render of all."""
+    book = small_book(work / "floor", 1)
+    build = [sys.executable, "-m", "book"]
+    subprocess.run([*build, "execute"], cwd=book, check=True, capture_output=True)
+    render, _, _ = measure((book, [*build, "render"]))
+    imports, _, _ = measure((book, [sys.executable, "-c", f"import {', '.join(WARM)}"]))
+    notebooks = [str(path) for path in sorted((book / "notebooks").glob("*/*.ipynb"))]
+    warm = {"JUPYTER_DEFAULT_PROVISIONER_NAME": "warm-kernel", "WARM_KERNEL_MODULES": ",".join(WARM)}
+    command = [sys.executable, "-c", KERNELS, *notebooks]
+    done = subprocess.run(command, cwd=work, env={**os.environ, **warm}, check=True, capture_output=True, text=True)
+    return float(done.stdout) / os.cpu_count() + imports + render
+
+
 def growth(work):
     """This engine with an empty cache on 1, 4 and 10 times the notebooks."""
     for times in (1, 4, 10):
@@ -194,6 +223,8 @@ def main():
         base = medians["this engine, empty cache"][0]
         for name, (seconds, cpu, memory) in medians.items():
             rows.append([name, f"{seconds:.1f}", f"{seconds / base:.2f}", f"{cpu:.1f}", f"{memory / 1e9:.2f}"])
+        least = floor(Path(folder))
+        rows.append(["floor", f"{least:.1f}", f"{least / base:.2f}", "", ""])
         if arguments.growth:
             for times, (seconds, cpu, memory) in growth(Path(folder)):
                 rows.append([f"{times} times the notebooks", f"{seconds:.1f}", "", f"{cpu:.1f}", f"{memory / 1e9:.2f}"])
