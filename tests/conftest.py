@@ -1,5 +1,6 @@
 """What several test modules need: a copy of the repository, its built site, a browser."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -70,6 +71,51 @@ def book(tmp_path_factory):
 def repository(book, tmp_path):
     """A copy of the built book that a test may spoil."""
     return Path(shutil.copytree(book, tmp_path / "repository", symlinks=True))
+
+
+def edit(repository, edition, name, change):
+    """Applies a change to the cells of a lesson."""
+    path = repository / "notebooks" / edition / f"{name}.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    change(notebook["cells"])
+    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def set_code(repository, name, cell_id, code, editions=EDITIONS):
+    def change(cells):
+        cell = next(cell for cell in cells if cell["id"] == cell_id)
+        cell["source"] = code.splitlines(keepends=True)
+
+    for edition in editions:
+        edit(repository, edition, name, change)
+
+
+def notes_on_sources(repository):
+    """What `check` notes, but for recorded runs, which may well be of older cells."""
+    lines = run_book(repository, "check").stdout.splitlines()
+    return [line for line in lines if not line.startswith("note: runs/")]
+
+
+def site(repository):
+    """The site as a dict: path -> bytes."""
+    folder = repository / "_build" / "html"
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def spoiled(repository):
+    """Builds a spoiled book: it must fail in good order. Returns what it said."""
+    site_before = site(repository)
+
+    def build(*arguments):
+        done = run_book(repository, *(arguments or ("build",)))
+        assert done.returncode == 1
+        assert "Traceback" not in done.stdout + done.stderr
+        assert site(repository) == site_before, "the last good site stays whole"
+        assert not processes_of(repository), "no process is left behind"
+        return done.stderr
+
+    return build
 
 
 @pytest.fixture(scope="session")

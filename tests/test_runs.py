@@ -5,8 +5,7 @@ import json
 import pytest
 from bs4 import BeautifulSoup
 
-from tests.conftest import EDITIONS, run_book
-from tests.test_command_line import set_code
+from tests.conftest import EDITIONS, run_book, set_code
 from tests.test_site import serving
 
 CELL = ("04_data_parallel", "run-2")

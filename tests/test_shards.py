@@ -9,8 +9,7 @@ import yaml
 from book.lessons import select
 from book.runs import recorded
 from book.shards import divide
-from tests.conftest import copy_repository, run_book
-from tests.test_command_line import set_code
+from tests.conftest import copy_repository, run_book, set_code
 
 FEW = ("01_device", "02_random_dataset", "03_model")
 
