@@ -1,6 +1,7 @@
 """The command line: python -m book --help"""
 
 import argparse
+import gc
 import re
 import signal
 import sys
@@ -29,6 +30,7 @@ Makes the book "One Model, Many GPUs": executes its lessons, renders both editio
 
 
 def main():
+    gc.set_threshold(100_000, 50, 100)  # asked for at every 700th object, the collector takes half a second of a build
     arguments = parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -223,27 +225,28 @@ def render(arguments):
         render_pages()
 
 
-def render_pages(renderers=None):
+def render_pages(renderer=None):
     from .render import SITE
     from .render import render as run
 
-    print("rendered" if run(renderers) else "already rendered: nothing has changed")
+    print("rendered" if run(renderer) else "already rendered: nothing has changed")
     print(f"The book: {SITE / 'index.html'}")
 
 
 def build(arguments):
-    from .render import end_renderers, start_renderers
+    from .render import end_renderer, start_renderer
 
     if arguments.gpus and len(arguments.gpus) > 1:
         raise BookError("the pages show one run; for several GPU counts: python -m book execute --gpus 1,2,8")
     check(arguments)
-    renderers = {}
+    started = []
     with alone():
         try:
-            run_lessons(arguments, meanwhile=lambda: renderers.update(start_renderers()))
-            render_pages(renderers)
+            run_lessons(arguments, meanwhile=lambda: started.append(start_renderer()))
+            render_pages(*started)
         finally:
-            end_renderers(renderers)
+            for renderer in started:
+                end_renderer(renderer)
 
 
 def check(arguments):

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,23 +28,38 @@ SPHINX = BUILD / "sphinx"
 KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
 STAMP = ".rendered-{}"  # in the site, for each edition: the digest of all that it was made of
 
-# Jupyter Book, which imports what it needs and then waits to be told what to render. (rfc3987_syntax: see __init__.py.)
-WAITING = """
-import json, sys
+# Imports Jupyter Book, waits to be told what to render, and forks a process for each edition, so that both share what
+# was imported. The garbage collector, which finds little here, is asked less often. (rfc3987_syntax: see __init__.py.)
+RENDERER = """
+import gc, json, os, sys
+gc.disable()
 sys.modules["rfc3987_syntax"] = None
 import furo, jupyter_book.sphinx, myst_nb.sphinx_ext, sphinx.builders.html
 from jupyter_book.cli.main import main
-sys.argv = ["jupyter-book", *json.loads(sys.stdin.readline())]
-main()
+gc.freeze()
+gc.set_threshold(50_000, 20, 100)
+gc.enable()
+editions = {}
+for edition, (log, arguments) in json.loads(sys.stdin.readline() or "{}").items():
+    process = os.fork()
+    if process == 0:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.argv = ["jupyter-book", *arguments]
+        sys.exit(main())
+    editions[process] = edition
+failed = [editions[process] for process, status in (os.wait() for _ in editions) if status]
+print(json.dumps(failed))
 """
 OPTIONS = ["-n", "-W", "--keep-going", "-q"]
 FRAME = "frame.txt"  # beside Sphinx's output: the frame that all its pages have
 
 
-def render(renderers=None):
+def render(renderer=None):
     """Makes the site from the last run; returns whether there was anything to do.
 
-    renderers: those that `start_renderers` started while something else was going on.
+    renderer: what `start_renderer` started while something else was going on.
     Raises BookError if a lesson is missing from the run, or if Jupyter Book
     warns of anything; the last good site is then as it was.
     """
@@ -61,7 +77,7 @@ def render(renderers=None):
     for edition in changed:
         if write_stage(edition, staged[edition], framed(edition, frames[edition])):
             shutil.rmtree(SPHINX / edition, ignore_errors=True)  # Sphinx would keep the pages that are gone
-    run_jupyter_book(frames, renderers or start_renderers(changed))
+    run_jupyter_book(frames, renderer or start_renderer())
     put_in_place(digests, changed)
     return True
 
@@ -102,42 +118,39 @@ def root_page(name, address):
     return text.replace("{{ address }}", site_address() or address).encode()
 
 
-def start_renderers(editions=EDITIONS):
-    """A process for each edition that imports Jupyter Book and waits: edition -> process."""
-    processes = {}
-    for edition in editions:
-        (SPHINX / edition).mkdir(parents=True, exist_ok=True)
-        with (SPHINX / edition / "log.txt").open("w", encoding="utf-8") as log:
-            processes[edition] = subprocess.Popen(
-                [sys.executable, "-c", WAITING],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1"},
-            )
-    return processes
+def start_renderer():
+    """A process that imports Jupyter Book and waits to be told what to render."""
+    return subprocess.Popen(
+        [sys.executable, "-c", RENDERER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1"},
+        start_new_session=True,  # to be ended with what it has forked
+    )
 
 
-def end_renderers(processes):
-    for process in processes.values():
-        process.kill()
-        process.wait()
-        process.stdin.close()
+def end_renderer(renderer):
+    if renderer.poll() is None:
+        os.killpg(renderer.pid, signal.SIGKILL)
+    renderer.wait()
+    renderer.stdin.close()
+    renderer.stdout.close()
 
 
-def run_jupyter_book(frames, processes):
+def run_jupyter_book(frames, renderer):
     """Renders editions side by side; any warning is an error. frames: edition -> the frame its pages are to have."""
+    jobs = {}
+    for edition, frame in frames.items():
+        (SPHINX / edition).mkdir(parents=True, exist_ok=True)
+        arguments = ["build", str(STAGE / edition), "--path-output", str(SPHINX / edition), *OPTIONS]
+        every = [] if framed(edition, frame) else ["--all"]
+        jobs[edition] = [str(SPHINX / edition / "log.txt"), [*arguments, *every]]
     try:
-        for edition, frame in frames.items():
-            arguments = ["build", str(STAGE / edition), "--path-output", str(SPHINX / edition), *OPTIONS]
-            processes[edition].stdin.write(
-                json.dumps(arguments if framed(edition, frame) else [*arguments, "--all"]) + "\n"
-            )
-            processes[edition].stdin.close()
-        failed = [edition for edition in frames if processes[edition].wait()]
+        said, _ = renderer.communicate(json.dumps(jobs) + "\n")
     finally:
-        end_renderers(processes)
+        end_renderer(renderer)
+    failed = json.loads(said or json.dumps(list(jobs)))
     if failed:
         raise BookError("\n".join(complaint(edition) for edition in failed))
     for edition, frame in frames.items():
