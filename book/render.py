@@ -39,8 +39,9 @@ from jupyter_book.cli.main import main
 gc.freeze()
 gc.set_threshold(50_000, 20, 100)
 gc.enable()
+told = sys.stdin.readline() or sys.exit()  # whoever was to tell it has ended
 editions = {}
-for edition, (log, arguments) in json.loads(sys.stdin.readline() or "{}").items():
+for edition, (log, arguments) in json.loads(told).items():
     process = os.fork()
     if process == 0:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -50,7 +51,10 @@ for edition, (log, arguments) in json.loads(sys.stdin.readline() or "{}").items(
         sys.exit(main())
     editions[process] = edition
 failed = [editions[process] for process, status in (os.wait() for _ in editions) if status]
-print(json.dumps(failed))
+try:
+    print(json.dumps(failed), flush=True)
+except BrokenPipeError:  # whoever wanted to know has ended
+    os._exit(1)
 """
 OPTIONS = ["-n", "-W", "--keep-going", "-q"]
 FRAME = "frame.txt"  # beside Sphinx's output: the frame that all its pages have

@@ -137,7 +137,8 @@ def test_an_interrupted_build(repository, how):
     started = repository / "started"
     set_code(repository, "03_model", "run-model", f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(60)")
     command = [sys.executable, "-m", "book", "build"]
-    environment = {**os.environ, MARK: str(repository)}
+    # Unbuffered, as in many containers: what is written to whoever was killed then fails at once.
+    environment = {**os.environ, MARK: str(repository), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, cwd=repository, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
