@@ -235,14 +235,21 @@ def render_pages(renderer=None):
 
 def build(arguments):
     from .render import end_renderer, start_renderer
+    from .stage import prepare
 
     if arguments.gpus and len(arguments.gpus) > 1:
         raise BookError("the pages show one run; for several GPU counts: python -m book execute --gpus 1,2,8")
     check(arguments)
     started = []
+
+    def meanwhile():
+        started.append(start_renderer())
+        prepare()
+        return {started[0].pid}
+
     with alone():
         try:
-            run_lessons(arguments, meanwhile=lambda: started.append(start_renderer()))
+            run_lessons(arguments, meanwhile=meanwhile)
             render_pages(*started)
         finally:
             for renderer in started:

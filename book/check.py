@@ -9,6 +9,7 @@ variable may not.
 import ast
 import json
 import re
+from functools import cache
 
 from .lessons import (
     CELL_ANCHOR,
@@ -163,6 +164,7 @@ def code_pair(where, english, chinese):
     return [] if same else [f"{where}: the code differs in more than comments and strings"]
 
 
+@cache
 def masked(code):
     """The syntax tree of a cell as text, with the contents of strings masked."""
     if re.search(r"^\s*[%!]", code, re.MULTILINE):  # what IPython alone understands

@@ -68,7 +68,8 @@ def results_of(sources, gpus=None, force=False, cold=False, meanwhile=None):
     sources: a dict, lesson -> notebook.
     gpus: how many GPUs CUDA shows to the lessons; None leaves that as it is.
     force: execute lessons whose outputs are known, too. cold: no kernel is forked from a warm process.
-    meanwhile: called once, if there is anything to execute, to start what can go on at the same time.
+    meanwhile: called once, if there is anything to execute, to do what can be done at the same time; returns the ids
+    of the processes that it has started.
     Returns a dict, lesson -> its result as `_build/cache` keeps it, and the lessons that were executed just now.
     Raises BookError, naming file and cell, if any lesson fails.
     """
@@ -79,9 +80,7 @@ def results_of(sources, gpus=None, force=False, cold=False, meanwhile=None):
     keys = {lesson: cache_key(notebook, shown_gpus) for lesson, notebook in sources.items()}
     todo = [lesson for lesson in sources if force or cached(keys[lesson]) is None]
     if todo:
-        if meanwhile:
-            meanwhile()
-        run_all(todo, sources, keys, chosen, cold)
+        run_all(todo, sources, keys, chosen, cold, meanwhile)
     return {lesson: {**cached(key), "key": key} for lesson, key in keys.items()}, todo
 
 
@@ -125,7 +124,7 @@ def cached(key):
         return None
 
 
-def run_all(lessons, sources, keys, chosen, cold):
+def run_all(lessons, sources, keys, chosen, cold, meanwhile):
     """Executes lessons side by side and keeps each result as soon as it is there."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -134,9 +133,12 @@ def run_all(lessons, sources, keys, chosen, cold):
 
     settings = config().get("execute", {})
     limits = settings.get("timeout", DEFAULT_TIMEOUT), settings.get("deadline", DEFAULT_DEADLINE)
-    prepare(cold)
+    environment = machine.kernel_environment(chosen)
     others = children()
-    workers = os.cpu_count() * (1 if cold else 2)  # a warm kernel waits as long as it computes
+    prepare(cold, environment)
+    if meanwhile:
+        others |= meanwhile()
+    workers = os.cpu_count() * (1 if cold else 3)  # a warm kernel waits longer than it computes
     failures = []
     columns = [TextColumn("executing"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn()]
     cells = len(lessons) + sum(cell["cell_type"] == "code" for lesson in lessons for cell in sources[lesson]["cells"])
@@ -144,8 +146,12 @@ def run_all(lessons, sources, keys, chosen, cold):
     with Progress(*columns, console=Console(stderr=True)) as progress, ThreadPoolExecutor(workers) as pool:
         task = progress.add_task("", total=cells)
         futures = {
-            pool.submit(run_lesson, lesson, sources[lesson], chosen, limits, lambda: progress.advance(task)): lesson
-            for lesson in lessons
+            pool.submit(
+                run_lesson, lesson, sources[lesson], environment, limits, lambda: progress.advance(task)
+            ): lesson
+            for lesson in sorted(
+                lessons, key=lambda lesson: -length(sources[lesson])
+            )  # none is to run alone at the end
         }
         try:
             for future in as_completed(futures):
@@ -157,6 +163,11 @@ def run_all(lessons, sources, keys, chosen, cold):
             stop(futures, others)
     if failures:
         raise BookError("\n".join(sorted(failures)))
+
+
+def length(notebook):
+    """How much code there is: what can be known of how long a lesson takes before it has run."""
+    return sum(len(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
 def stop(futures, others):
@@ -173,7 +184,7 @@ def stop(futures, others):
     kill_leftovers(others | zygote_pids())
 
 
-def run_lesson(lesson, source, chosen, limits, on_cell):
+def run_lesson(lesson, source, environment, limits, on_cell):
     """Executes one lesson in an empty folder with a fresh kernel; returns its outputs by cell id, and its provenance.
 
     A kernel gets three tries to start.
@@ -182,7 +193,6 @@ def run_lesson(lesson, source, chosen, limits, on_cell):
 
     from .kernels import CellFailed, KernelNeverStarted, run_notebook
 
-    environment = machine.kernel_environment(chosen)
     for tries_left in (2, 1, 0):
         notebook = nbformat.from_dict(json.loads(json.dumps(source)))
         notebook.cells.append(nbformat.v4.new_code_cell(PROBE, id=PROBE_ID))

@@ -15,6 +15,7 @@ import psutil
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from warm_kernel import LAUNCHER, zygote_for
 
 from .lessons import BookError
 
@@ -52,14 +53,16 @@ class LimitedClient(NotebookClient):
         return None if self.given_up else super().output(outs, msg, display_id, cell_index)
 
 
-def prepare(cold):
-    """To be called once, before any kernel is started. cold: import everything in each kernel."""
+def prepare(cold, environment):
+    """To be called once, before any kernel is started in this environment. cold: import everything in each kernel."""
     factory = KernelProvisionerFactory.instance()
     factory.default_provisioner_name = "local-provisioner" if cold else "warm-kernel"
     # At shutdown jupyter_client sometimes reads from a socket that it has closed, and tornado tells the reader.
     logging.getLogger("tornado").setLevel(logging.CRITICAL)
     if sys.platform == "linux":  # so that whatever a kernel leaves behind becomes our child, and is found
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if not cold:  # the imports take longer than all else that comes before the first cell
+        threading.Thread(target=zygote_for, args=([sys.executable, *LAUNCHER], environment), daemon=True).start()
 
 
 def run_notebook(notebook, folder, environment, timeout, deadline, on_cell):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 
 from .lessons import ROOT, BookError
@@ -99,6 +100,7 @@ def kernel_environment(shown=None):
     return environment
 
 
+@cache
 def versions():
     """Versions of Python and of the packages that outputs depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}

@@ -29,9 +29,11 @@ KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an editio
 STAMP = ".rendered-{}"  # in the site, for each edition: the digest of all that it was made of
 
 # Imports Jupyter Book, waits to be told what to render, and forks a process for each edition, so that both share what
-# was imported. The garbage collector, which finds little here, is asked less often. (rfc3987_syntax: see __init__.py.)
+# was imported. It yields to the kernels' imports, which are awaited sooner. The garbage collector, which finds little
+# here, is asked less often. (rfc3987_syntax: see __init__.py.)
 RENDERER = """
 import gc, json, os, sys
+os.nice(10)
 gc.disable()
 sys.modules["rfc3987_syntax"] = None
 import furo, jupyter_book.sphinx, myst_nb.sphinx_ext, sphinx.builders.html

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from functools import partial
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 
@@ -298,6 +298,14 @@ def plain_script(edition, name):
     return jupytext.writes(jupytext.reads(plain_notebook(edition, name).decode(), "ipynb"), "py:percent").encode()
 
 
+def prepare():
+    """What can be done before the lessons have been executed: an import, and the share card."""
+    import jupytext  # noqa: F401
+
+    share_card()
+
+
+@cache
 def share_card():
     """The picture that a link to the book shows where it is shared: 30 rows on 1, 2, 3 and 8 GPUs, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -45,6 +45,16 @@ def test_force_executes_what_has_not_changed(repository):
     assert done.returncode == 0 and "unchanged since" not in done.stdout
 
 
+def test_lessons_share_one_import_of_the_modules(repository):
+    """The process that kernels are forked from is started early, before a kernel asks for it: once, not twice."""
+    count = "sum('warm_kernel.zygote' in child.cmdline() for child in psutil.Process().parent().parent().children())"
+    set_code(repository, "03_model", "exercise-2-check", f"import psutil\nprint('processes to fork from:', {count})")
+    assert run_book(repository, "execute", "03_model").returncode == 0
+    for edition in EDITIONS:
+        executed = (repository / "_build" / "run" / edition / "03_model.ipynb").read_text(encoding="utf-8")
+        assert "processes to fork from: 1\\n" in executed
+
+
 def test_a_changed_style_reaches_every_page(repository):
     """Sphinx by itself does not notice that only a style has changed."""
     with (repository / "book" / "static" / "book.css").open("a", encoding="utf-8") as changed:
