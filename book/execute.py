@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 import tokenize
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -139,7 +140,7 @@ def run_all(lessons, sources, keys, chosen, cold, meanwhile):
     if meanwhile:
         others |= meanwhile()
     workers = os.cpu_count() * (1 if cold else 3)  # a warm kernel waits longer than it computes
-    failures = []
+    failures, over = [], threading.Event()
     columns = [TextColumn("executing"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn()]
     cells = len(lessons) + sum(cell["cell_type"] == "code" for lesson in lessons for cell in sources[lesson]["cells"])
     shutil.rmtree(FAILED, ignore_errors=True)
@@ -147,7 +148,7 @@ def run_all(lessons, sources, keys, chosen, cold, meanwhile):
         task = progress.add_task("", total=cells)
         futures = {
             pool.submit(
-                run_lesson, lesson, sources[lesson], environment, limits, lambda: progress.advance(task)
+                run_lesson, lesson, sources[lesson], environment, limits, lambda: progress.advance(task), over
             ): lesson
             for lesson in sorted(
                 lessons, key=lambda lesson: -length(sources[lesson])
@@ -160,7 +161,7 @@ def run_all(lessons, sources, keys, chosen, cold, meanwhile):
                 except BookError as error:
                     failures.append(str(error))
         finally:
-            stop(futures, others)
+            stop(futures, others, over)
     if failures:
         raise BookError("\n".join(sorted(failures)))
 
@@ -170,24 +171,23 @@ def length(notebook):
     return sum(len(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
-def stop(futures, others):
+def stop(futures, others, over):
     """Ends what still runs, and leaves no process behind, however we came here; `others` are not ours."""
-    from warm_kernel import zygote_pids
-
     from .kernels import kill_leftovers
 
+    over.set()
     for future in futures:
         future.cancel()
     while not all(future.done() for future in futures):
-        kill_leftovers(others - zygote_pids())  # a lesson that is just starting its kernel is caught by the next round
+        kill_leftovers(others)  # a lesson that is just starting its kernel is caught by the next round
         time.sleep(0.1)
-    kill_leftovers(others | zygote_pids())
+    kill_leftovers(others)
 
 
-def run_lesson(lesson, source, environment, limits, on_cell):
+def run_lesson(lesson, source, environment, limits, on_cell, over):
     """Executes one lesson in an empty folder with a fresh kernel; returns its outputs by cell id, and its provenance.
 
-    A kernel gets three tries to start.
+    A kernel gets three tries to start, until `over` is set.
     """
     import nbformat
 
@@ -202,7 +202,7 @@ def run_lesson(lesson, source, environment, limits, on_cell):
                 run_notebook(notebook, folder, environment, *limits, on_cell)
                 return result_of(lesson, source, notebook, round(time.monotonic() - began, 1))
             except KernelNeverStarted as error:
-                if not tries_left:
+                if over.is_set() or not tries_left:
                     raise BookError(f"{shown(lesson.path)}: {error}") from None
             except CellFailed as error:
                 kept = FAILED / f"{lesson.id}.ipynb"

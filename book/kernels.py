@@ -15,7 +15,7 @@ import psutil
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-from warm_kernel import LAUNCHER, zygote_for
+from warm_kernel import LAUNCHER, zygote_for, zygote_pids
 
 from .lessons import BookError
 
@@ -128,6 +128,11 @@ def children():
 
 
 def kill_leftovers(spared):
-    """Ends all children, with what is below them, but for those with these process ids."""
-    for pid in children() - spared:
+    """Ends all kernels, forked or not, and what they have started; `spared` are process ids of other children."""
+    zygotes = zygote_pids()
+    for pid in children() - spared - zygotes:
         kill(pid)
+    for pid in zygotes:
+        with suppress(psutil.NoSuchProcess):
+            for kernel in psutil.Process(pid).children():
+                kill(kernel.pid)

@@ -87,19 +87,19 @@ TRAPS = {
     "parameters-next": (
         model("", "here = next(self.parameters()).device\nreturn self.fc(x.to(here))"),
         "parameters",
-        "has no parameters()",
+        "parameters() is empty",
     ),
     "parameters-in-helper": (
         model("", "return self.fc(x.to(self.where()))").replace(
             "    def forward", "    def where(self):\n        return next(self.parameters()).device\n\n    def forward"
         ),
         "parameters",
-        "has no parameters()",
+        "parameters() is empty",
     ),
     "parameters-sum": (
         model("", "return self.fc(x) + sum(p.pow(2).sum() for p in self.parameters())"),
         "parameters",
-        "has no parameters()",
+        "parameters() is empty",
     ),
     "unregistered": (
         model("self.scale = torch.ones(5)", "return self.fc(x * self.scale)"),

@@ -39,10 +39,7 @@ class WarmProvisioner(LocalProvisioner):
 
 
 class Zygote:
-    """The process from which kernels are forked.
-
-    Raises RuntimeError, saying why, if it must not fork or did not start.
-    """
+    """The process from which kernels are forked, once `wait` has returned."""
 
     def __init__(self, python, environment):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -55,11 +52,14 @@ class Zygote:
             start_new_session=True,  # Ctrl-C is for the owner
         )
         theirs.close()
+        atexit.register(self.end)
+
+    def wait(self):
+        """Returns when it has imported the modules. Raises RuntimeError, saying why, if kernels must start cold."""
         said = self.control.recv(10_000).decode()
         if said != "ready":
             self.end()
             raise RuntimeError(said or "the zygote did not start")
-        atexit.register(self.end)
 
     def alive(self):
         return self.process.poll() is None
@@ -136,8 +136,9 @@ def zygote_for(cmd, environment):
     key = (*cmd[:place], *sorted(kept.items()))
     with lock:
         if key not in zygotes or (zygotes[key] and not zygotes[key].alive()):
+            zygotes[key] = Zygote(cmd[:place], kept)
             try:
-                zygotes[key] = Zygote(cmd[:place], kept)
+                zygotes[key].wait()
             except RuntimeError as reason:
                 log.warning("warm-kernel: %s; kernels start cold", reason)
                 zygotes[key] = None
@@ -145,5 +146,5 @@ def zygote_for(cmd, environment):
 
 
 def zygote_pids():
-    """Process ids of the zygotes of this process."""
+    """Process ids of the zygotes of this process, those included that are just starting."""
     return {zygote.process.pid for zygote in zygotes.values() if zygote}
