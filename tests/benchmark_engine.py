@@ -1,10 +1,11 @@
 """How long the book takes to make, beside stock tools: python -m tests.benchmark_engine [--rounds 3] [--markdown]
 
-The floor is what no engine on these cores can undercut: CPU seconds of the kernels beyond their imports, divided by
-the cores, and the imports once, and one render. The same notebooks (lessons 1 to 9, both editions, which start no processes of their own; without links and labels, so
+The same notebooks (lessons 1 to 9, both editions, which start no processes of their own; without links and labels, so
 that they can be multiplied) are executed and rendered by each way in turn, round by round; the table has medians.
 Beside wall time: CPU seconds of all processes, and the most memory that they held at once (PSS, so that what forked
-kernels share counts once). Needs nbmake and pytest-xdist for the line of that name.
+kernels share counts once). The floor is what no engine on these cores can undercut: CPU seconds of the kernels beyond
+their imports, divided by the cores, and the imports once, and one render.
+Needs nbmake and pytest-xdist for the line of that name.
 """
 
 import argparse
@@ -109,7 +110,7 @@ class Peak(threading.Thread):
         self.bytes, self.over = 0, threading.Event()
 
     def run(self):
-        while not self.over.wait(0.3):
+        while not self.over.wait(1):  # to look takes time from what is measured
             total = 0
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
