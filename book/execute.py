@@ -140,6 +140,8 @@ def run_all(lessons, sources, keys, chosen, cold, meanwhile):
     if meanwhile:
         others |= meanwhile()
     workers = os.cpu_count() * (1 if cold else 3)  # a warm kernel waits longer than it computes
+    # The longest first, so that none runs alone at the end.
+    in_order = sorted(lessons, key=lambda lesson: -length(sources[lesson]))
     failures, over = [], threading.Event()
     columns = [TextColumn("executing"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn()]
     cells = len(lessons) + sum(cell["cell_type"] == "code" for lesson in lessons for cell in sources[lesson]["cells"])
@@ -150,9 +152,7 @@ def run_all(lessons, sources, keys, chosen, cold, meanwhile):
             pool.submit(
                 run_lesson, lesson, sources[lesson], environment, limits, lambda: progress.advance(task), over
             ): lesson
-            for lesson in sorted(
-                lessons, key=lambda lesson: -length(sources[lesson])
-            )  # none is to run alone at the end
+            for lesson in in_order
         }
         try:
             for future in as_completed(futures):

@@ -3,8 +3,8 @@
 The same notebooks (lessons 1 to 9, both editions, which start no processes of their own; without links and labels, so
 that they can be multiplied) are executed and rendered by each way in turn, round by round; the table has medians.
 Beside wall time: CPU seconds of all processes, and the most memory that they held at once (PSS, so that what forked
-kernels share counts once). The floor is what no engine on these cores can undercut: CPU seconds of the kernels beyond
-their imports, divided by the cores, and the imports once, and one render.
+kernels share counts once). The floor is a yardstick: CPU seconds of the kernels beyond their imports, divided by the
+cores, and the imports once, and one render, one after the other. What lets them overlap can come below it.
 Needs nbmake and pytest-xdist for the line of that name.
 """
 
