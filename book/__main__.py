@@ -243,8 +243,8 @@ def build(arguments):
     started = []
 
     def meanwhile():
-        started.append(start_renderer())
         prepare()
+        started.append(start_renderer())
         return {started[0].pid}
 
     with alone():

@@ -24,7 +24,9 @@ WARM = (
     "matplotlib.pyplot",
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
-    "IPython.core.magics",
+    "IPython.core.magics.basic",
+    "IPython.core.magics.execution",
+    "IPython.core.magics.history",
     "IPython.core.pylabtools",
 )
 

@@ -93,10 +93,12 @@ def write(path, notebook):
 
 
 def stock_book(source, target, edition):
-    """What a stock Jupyter Book needs of an edition."""
+    """What a stock Jupyter Book needs of an edition: the same lessons and pages."""
     shutil.copytree(source / "notebooks" / edition, target)
-    shutil.copy(source / "book" / "pages" / edition / "index.md", target)
-    chapters = [{"file": path.stem} for path in sorted(target.glob("*.ipynb"))]
+    for path in (source / "book" / "pages" / edition).glob("*.md"):
+        shutil.copy(path, target)
+    pages = {path.stem for path in target.iterdir()} - {"index"}
+    chapters = [{"file": name} for name in sorted(pages)]
     (target / "_toc.yml").write_text(yaml.safe_dump({"format": "jb-book", "root": "index", "chapters": chapters}))
     (target / "_config.yml").write_text(yaml.safe_dump({"title": edition, **STOCK}))
     return target

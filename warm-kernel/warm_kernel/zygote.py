@@ -19,8 +19,18 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# What every ipykernel imports.
-KERNEL = ("ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell", "ipykernel.debugger")
+# What every ipykernel imports, some of it only when it starts.
+KERNEL = (
+    "ipykernel.kernelapp",
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+    "ipykernel.debugger",
+    "tornado.platform.asyncio",
+    "IPython.core.debugger",
+    "IPython.core.oinspect",
+    "psutil",
+    "sqlite3",
+)
 # OpenBLAS would start its threads at import; ipykernel will set the backend by itself, but after matplotlib's import.
 FOR_IMPORTS = {"OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
