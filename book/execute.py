@@ -131,6 +131,7 @@ def run_all(lessons, sources, keys, chosen, cold, meanwhile):
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from .kernels import children, prepare
+    from .runs import expected_seconds
 
     settings = config().get("execute", {})
     limits = settings.get("timeout", DEFAULT_TIMEOUT), settings.get("deadline", DEFAULT_DEADLINE)
@@ -140,8 +141,8 @@ def run_all(lessons, sources, keys, chosen, cold, meanwhile):
     if meanwhile:
         others |= meanwhile()
     workers = os.cpu_count() * (1 if cold else 3)  # a warm kernel waits longer than it computes
-    # The longest first, so that none runs alone at the end.
-    in_order = sorted(lessons, key=lambda lesson: -length(sources[lesson]))
+    seconds = expected_seconds()
+    in_order = sorted(lessons, key=lambda lesson: -seconds(lesson.id))  # so that no long one runs alone at the end
     failures, over = [], threading.Event()
     columns = [TextColumn("executing"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn()]
     cells = len(lessons) + sum(cell["cell_type"] == "code" for lesson in lessons for cell in sources[lesson]["cells"])
@@ -164,11 +165,6 @@ def run_all(lessons, sources, keys, chosen, cold, meanwhile):
             stop(futures, others, over)
     if failures:
         raise BookError("\n".join(sorted(failures)))
-
-
-def length(notebook):
-    """How much code there is: what can be known of how long a lesson takes before it has run."""
-    return sum(len(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
 def stop(futures, others, over):

@@ -17,6 +17,7 @@ from .lessons import ROOT, BookError, Lesson, lesson_names, read_notebook, shown
 
 RECORDED = ROOT / "runs"
 TAG = "compare"
+UNKNOWN = 5  # seconds, for a lesson that no recorded run has
 
 
 @dataclass
@@ -63,6 +64,12 @@ def from_file(path):
 def recorded():
     """All recorded runs, by name."""
     return [from_file(path) for path in sorted(RECORDED.glob("*.json"))]
+
+
+def expected_seconds():
+    """A function that says how long a lesson will take: as long as in the recorded runs, by its id."""
+    known = {id: provenance["seconds"] for run in recorded() for id, provenance in run.lessons.items()}
+    return lambda id: known.get(id, UNKNOWN)
 
 
 def find(name):

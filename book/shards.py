@@ -10,10 +10,9 @@ import shutil
 from . import machine
 from .execute import RUN, RUNS, read_lessons, results_of, source_hash, write_json, write_run
 from .lessons import BUILD, BookError, select, shown
-from .runs import recorded
+from .runs import expected_seconds
 
 SHARDS = BUILD / "shards"
-UNKNOWN = 5  # seconds, for a lesson that no recorded run has
 
 
 def execute_shard(number, count, gpu_counts, force, cold):
@@ -44,13 +43,13 @@ def divide(jobs, count):
     The longest first, each to the shard that has least to do so far. Every machine comes to the same result, since
     all know the same recorded runs.
     """
-    seconds = {id: provenance["seconds"] for run in recorded() for id, provenance in run.lessons.items()}
+    seconds = expected_seconds()
     shards = [[] for _ in range(count)]
     load = [0.0] * count
-    for job in sorted(jobs, key=lambda job: -seconds.get(job[1].id, UNKNOWN)):
+    for job in sorted(jobs, key=lambda job: -seconds(job[1].id)):
         least = load.index(min(load))
         shards[least].append(job)
-        load[least] += seconds.get(job[1].id, UNKNOWN)
+        load[least] += seconds(job[1].id)
     return shards
 
 
