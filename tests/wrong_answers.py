@@ -28,7 +28,7 @@ WRONG = {
     },
     "07_replicas": {
         "exercise-1": 'class Counter(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.fc = nn.Linear(5, 2)\n        self.register_buffer("calls", torch.tensor(0))\n\n    def forward(self, x):\n        self.calls = self.calls + 1\n        return self.fc(x)',
-        "exercise-2": "running_mean = 4.5",
+        "exercise-2": "running_mean = 9.0",
         "exercise-3": 'class TwoPaths(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.image_module = nn.Linear(5, 2)\n        self.text_module = nn.Linear(5, 2)\n\n\nsaved = nn.DataParallel(TwoPaths())\ncheckpoint = saved.state_dict()\nrepaired = {key.replace("module.", ""): tensor for key, tensor in checkpoint.items()}',
     },
     "08_inputs_outputs": {
