@@ -221,7 +221,8 @@ def remove_unused(folder):
 def finish_pages(folder):
     """Tells the browser how large each figure is, so that the text below it keeps its place while it loads.
 
-    And gives MyST-NB's style one address: the first build of all writes it without a checksum, later ones with.
+    Gives MyST-NB's style one address: the first build of all writes it without a checksum, later ones with. And takes
+    the English names from the theme's icons, which browsers show as tips; their buttons have names of their own.
     """
 
     def sized(match):
@@ -232,6 +233,7 @@ def finish_pages(folder):
     for page in folder.glob("*.html"):
         text = page.read_text(encoding="utf-8")
         text = re.sub(r"(_static/mystnb\.\w+\.css)\?v=\w+", r"\1", text)
+        text = re.sub(r"(<symbol [^>]*>\s*)<title>[^<]*</title>\s*", r"\1", text)
         page.write_text(re.sub(r'src="(_images/[^"]+\.svg)"', sized, text), encoding="utf-8")
 
 

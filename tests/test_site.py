@@ -96,6 +96,7 @@ def test_words_of_the_chinese_pages_are_chinese(html):
             for key in ("aria-label", "placeholder", "title", "alt")
             if tag.get(key)
         ]
+        labels += [title.get_text() for title in found.select("svg title")]
         for tag in found.find_all(["code", "pre", "script", "style", "svg", "head"]):
             tag.decompose()
         english = [
