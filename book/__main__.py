@@ -250,6 +250,8 @@ def build(arguments):
     with alone():
         try:
             run_lessons(arguments, meanwhile=meanwhile)
+            if not started:  # nothing to execute; most likely a text has changed
+                started.append(start_renderer())
             render_pages(*started)
         finally:
             for renderer in started:
