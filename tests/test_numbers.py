@@ -103,7 +103,7 @@ CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 SECTION = re.compile(r"^\(([\w-]+)\)=\n(.*?)(?=^\([\w-]+\)=\n|\Z)", re.DOTALL | re.MULTILINE)
 NO_CLAIM = re.compile(
     r"""```.*?``` | \]\([^)]*\)  # code blocks; addresses
-        | ^\(.*\)=$ | ^\#\ \d+\. | ^\d+\.\   # labels; the lesson's own number; the numbers of a list
+        | ^\([\w-]+\)=$ | ^\#\ \d+\. | ^\d+\.\   # labels; the lesson's own number; the numbers of a list
         | [Ll]essons?\ \d+(\ (to|and)\ \d+)? | 第\ \d+(\ ?[到至和、]\ ?\d+)*\ [课章]
         | \*\*(Exercise|练习)\ .*  # a question: it assumes what it likes, up to the end of its cell
     """,
