@@ -14,7 +14,7 @@ book: .venv/ready
 	@$(BIN)/python -m book build
 
 test: .venv/ready-for-tests
-	@sh tests/install_browser.sh
+	@sh tools/install_browser.sh
 	$(BIN)/python -m pytest
 
 gpu-check: .venv/ready-for-tests

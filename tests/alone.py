@@ -65,7 +65,7 @@ def alone(tmp_path_factory):
     def run(edition):
         names = [name for name in LESSONS if name not in STARTS_PROCESSES]
         paths = {name: prepared(edition, name, tmp_path_factory.mktemp(f"{edition}-{name}")) for name in names}
-        command = [sys.executable, str(ROOT / "tests" / "run_alone.py"), *map(str, paths.values())]
+        command = [sys.executable, str(ROOT / "tools" / "run_alone.py"), *map(str, paths.values())]
         environment = {**clean_environment(guard), **(warm if edition == "zh" else {})}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         return {(edition, name): looked_at(path, done) for name, path in paths.items()}

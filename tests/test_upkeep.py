@@ -19,7 +19,7 @@ def read(name):
 
 
 def english_files():
-    folders = ("book", "notebooks/en", "tests", "warm-kernel", ".github")
+    folders = ("book", "notebooks/en", "tests", "tools", "warm-kernel", ".github")
     files = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
     kinds = (".py", ".md", ".ipynb", ".yml", ".sh", ".js", ".css", ".toml")
     return [str(f) for f in files if f.suffix in kinds and "zh" not in f.parts and not f.name.endswith(".zh.md")]

@@ -104,4 +104,4 @@ def test_runs_are_named_as_the_collector_looks_for_them():
     ]
     names = [step["with"]["name"] for step in steps]
     assert "run-${{ matrix.gpus }}" in names
-    assert "run-*" in (ROOT / "tests" / "collect_runs.sh").read_text(encoding="utf-8")
+    assert "run-*" in (ROOT / "tools" / "collect_runs.sh").read_text(encoding="utf-8")

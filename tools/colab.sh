@@ -1,6 +1,6 @@
 #!/bin/sh
 # Executes every lesson of both editions with Colab's versions of the packages that the lessons use, alone:
-#   sh tests/colab.sh FOLDER [LIST]
+#   sh tools/colab.sh FOLDER [LIST]
 # FOLDER gets the environment and the executed notebooks. LIST is a file with Colab's versions; without it, Google's
 # own list is fetched. Fails if a lesson fails, if its Chinese labels are no text, or if it writes to stderr.
 set -eu
@@ -18,13 +18,13 @@ echo "$packages"
 # shellcheck disable=SC2086
 "$folder/env/bin/pip" install --quiet $packages nbclient nbformat
 for edition in en zh; do
-    for lesson in notebooks/$edition/*.ipynb; do
+    for lesson in "notebooks/$edition"/*.ipynb; do
         alone="$folder/lessons/$edition-$(basename "$lesson" .ipynb)"
         rm -rf "$alone"
         mkdir "$alone"
         cp "$lesson" "$alone"
         echo "$lesson"
-        "$folder/env/bin/python" tests/run_alone.py "$alone"/*.ipynb
+        "$folder/env/bin/python" tools/run_alone.py "$alone"/*.ipynb
     done
 done
-"$folder/env/bin/python" tests/look_alone.py "$folder"/lessons/*/*.ipynb
+"$folder/env/bin/python" tools/look_alone.py "$folder"/lessons/*/*.ipynb

@@ -1,4 +1,4 @@
-"""How long the book takes to make, beside stock tools: python -m tests.benchmark_engine [--rounds 3] [--markdown]
+"""How long the book takes to make, beside stock tools: python -m tools.benchmark_engine [--rounds 3] [--markdown]
 
 The same notebooks (lessons 1 to 9, both editions, which start no processes of their own; without links and labels, so
 that they can be multiplied) are executed and rendered by each way in turn, round by round; the table has medians.
@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.table import Table
 
 from book.machine import WARM
-from tests.conftest import EDITIONS, LESSONS, copy_repository
 
-SINGLE = [name for name in LESSONS if name < "10"]  # the others start processes
+ROOT = Path(__file__).resolve().parent.parent
+EDITIONS = ("en", "zh")
+BUILT = (".git", ".venv", "_build", "__pycache__", ".ipynb_checkpoints", "*.mo")
 STOCK = {"only_build_toc_files": True, "execute": {"execute_notebooks": "force", "timeout": 120}}
 LOOP = """
 import sys, nbformat
@@ -61,12 +62,12 @@ def plain(text):
 
 def small_book(folder, times):
     """A copy of the repository with lessons 1 to 9, each `times` times."""
-    copy_repository(folder)
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*BUILT))
     for edition in EDITIONS:
         for path in (folder / "notebooks" / edition).glob("*.ipynb"):
             notebook = json.loads(path.read_text(encoding="utf-8"))
             path.unlink()
-            if path.stem not in SINGLE:
+            if path.stem >= "10":  # starts processes
                 continue
             for cell in notebook["cells"]:
                 if cell["cell_type"] == "markdown":
@@ -209,7 +210,7 @@ def growth(work):
 
 
 def main():
-    parser = argparse.ArgumentParser("python -m tests.benchmark_engine")
+    parser = argparse.ArgumentParser("python -m tools.benchmark_engine")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--growth", action="store_true", help="also 1, 4 and 10 times the notebooks")
@@ -222,7 +223,9 @@ def main():
             for name, way in found.items():
                 results[name].append(way())
                 print(f"{name}: {results[name][-1][0]:.1f} s", file=sys.stderr)
-        medians = {name: [statistics.median(column) for column in zip(*each)] for name, each in results.items()}
+        medians = {
+            name: [statistics.median(column) for column in zip(*each, strict=True)] for name, each in results.items()
+        }
         base = medians["this engine, empty cache"][0]
         for name, (seconds, cpu, memory) in medians.items():
             rows.append([name, f"{seconds:.1f}", f"{seconds / base:.2f}", f"{cpu:.1f}", f"{memory / 1e9:.2f}"])

@@ -1,4 +1,4 @@
-"""Asks for every page of another site that the sources link to: python -m tests.check_links
+"""Asks for every page of another site that the sources link to: python -m tools.check_links
 
 Kind to servers: one request at a time for each host, a pause between them, HEAD first, and no page asked for twice.
 A host that refuses robots (403, 429) counts as there. Exit code 1 if a page is gone.
@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("*.md", "notebooks/*/*.ipynb", "notebooks/*/*.md", "book/pages/*/*.md")
 PAUSE = 1.0  # seconds between two requests to one host
 AGENT = {"User-Agent": "link check of the book One Model, Many GPUs"}
 
@@ -22,7 +23,7 @@ AGENT = {"User-Agent": "link check of the book One Model, Many GPUs"}
 def links():
     """Address -> the files that link to it."""
     found = defaultdict(set)
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("notebooks/*/*.ipynb"), *ROOT.glob("book/pages/*/*.md")]:
+    for path in [path for pattern in PAGES for path in ROOT.glob(pattern)]:
         for address in re.findall(r"\]\((https?://[^)\s#]+)", path.read_text(encoding="utf-8")):
             found[address].add(path.relative_to(ROOT).as_posix())
     return found

@@ -1,6 +1,6 @@
 """What a page of the site weighs, beside a stock Jupyter Book made of the same sources.
 
-Run it after `make book`:  .venv/bin/python -m tests.benchmark_site [LESSON …]
+Run it after `make book`:  .venv/bin/python -m tools.benchmark_site [LESSON …]
 
 Both sites are served with gzip and opened in Chromium as on a first visit, on a phone's screen with a
 processor slowed down fourfold. Blocked time is what long tasks take beyond 50 ms each, until the page is quiet.
@@ -100,7 +100,7 @@ def main(lessons):
                 for name, site in sites.items():
                     visits[name].append(visit(browser, site, f"{lesson}.html"))
             for name, seen in visits.items():
-                requests, elsewhere, rest, figures, blocked = (median(column) for column in zip(*seen))
+                requests, elsewhere, rest, figures, blocked = (median(column) for column in zip(*seen, strict=True))
                 numbers = (requests, elsewhere, rest / 1024, figures / 1024, blocked)
                 table.add_row(lesson, name, *(f"{number:.0f}" for number in numbers))
         browser.close()

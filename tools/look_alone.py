@@ -1,4 +1,4 @@
-"""Looks at executed notebooks: no cell wrote to stderr, and Chinese labels are text: python tests/look_alone.py NOTEBOOK …"""
+"""Looks at executed notebooks: no cell wrote to stderr, and Chinese labels are text: python tools/look_alone.py NOTEBOOK …"""
 
 import json
 import re
