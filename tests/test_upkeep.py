@@ -3,10 +3,13 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import book
 from tests.conftest import ROOT
@@ -16,6 +19,11 @@ BIN = Path(sys.executable).parent
 
 def read(name):
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+PROJECT = tomllib.loads(read("pyproject.toml"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+HOOKS = {hook["id"]: hook for hook in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]}
 
 
 def english_files():
@@ -41,9 +49,32 @@ def test_one_version():
 
 
 def test_pre_commit_has_the_same_pins_as_the_tests():
-    pins = read("tests/requirements.txt").splitlines()
-    for hook in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]:
-        assert set(hook.get("additional_dependencies", [])) <= set(pins)
+    for hook in HOOKS.values():
+        if hook["language"] == "python":
+            assert set(hook["additional_dependencies"]) <= set(EXTRAS["test"])
+
+
+def requirements(lines):
+    """The requirements in these lines; fails at a line that is none, such as an address, a hash or an option."""
+    return [Requirement(line) for line in (line.split("#")[0].strip() for line in lines) if line]
+
+
+def test_the_lock_has_every_pin():
+    """Dependabot raises the pins; `make lock` then renews the lock, in the same pull request."""
+    locked = {
+        canonicalize_name(pin.name): str(pin.specifier) for pin in requirements(read("requirements.lock").splitlines())
+    }
+    pins = requirements(
+        [*read("requirements.txt").splitlines(), *(line for extra in EXTRAS.values() for line in extra)]
+    )
+    for pin in pins:
+        assert locked[canonicalize_name(pin.name)] == str(pin.specifier), "run: make lock"
+
+
+def test_the_lock_fits_every_system():
+    for pin in requirements(read("requirements.lock").splitlines()):
+        assert re.fullmatch(r"==[0-9a-z.]+", str(pin.specifier)) and not pin.url, f"{pin}: one version, of any build"
+        assert not pin.name.startswith(("nvidia", "cuda")), f"{pin}: PyTorch's builds name that themselves"
 
 
 @pytest.mark.parametrize("name", ["README", "CONTRIBUTING"])

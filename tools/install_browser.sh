@@ -7,5 +7,5 @@ done
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null
 else
-    echo "no browser found; install Chromium for the tests of the site" >&2
+    echo "no browser found; install Chromium for the tests of the site, or run: .venv/bin/playwright install chromium" >&2
 fi

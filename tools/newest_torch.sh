@@ -15,7 +15,7 @@ make .venv/ready
 keep pinned .venv/bin/python
 python3 -m venv _build/newest
 sed 's/^torch==.*/torch/' requirements.txt >_build/newest.txt
-_build/newest/bin/pip install --quiet --requirement _build/newest.txt
+_build/newest/bin/pip install --quiet --requirement _build/newest.txt --editable ./warm-kernel
 if _build/newest/bin/python -m book execute --force >_build/newest_torch.txt 2>&1; then
     keep newest-run _build/newest/bin/python
     .venv/bin/python -m book diff _build/pinned _build/newest-run >_build/newest_torch.txt
