@@ -1,4 +1,4 @@
-"""The workflows: the code of a fork reaches no GPU machine and no secret."""
+"""The workflows: the code of a fork reaches no GPU machine and no secret, and only what is tested is published."""
 
 import re
 import subprocess
@@ -11,7 +11,9 @@ from tests.conftest import ROOT
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 WORKFLOWS = {path.name: yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader) for path in FILES}
-JOBS = [(file, job) for file, workflow in WORKFLOWS.items() for job in workflow["jobs"].values()]
+ALL = [(file, job) for file, workflow in WORKFLOWS.items() for job in workflow["jobs"].values()]
+JOBS = [(file, job) for file, job in ALL if "uses" not in job]
+CALLS = [(file, job) for file, job in ALL if "uses" in job]
 # By these, code that nobody of the project has looked at can start a workflow.
 BY_ANYBODY = {"pull_request", "pull_request_target", "workflow_run", "issue_comment", "issues", "fork", "watch"}
 
@@ -33,7 +35,13 @@ def test_what_anybody_can_start_may_only_read(file, job):
     assert WORKFLOWS[file]["permissions"] == {}, "no permission unless a job names it"
     if BY_ANYBODY & set(WORKFLOWS[file]["on"]):
         assert job["permissions"] == {"contents": "read"}
-        assert job["runs-on"].startswith("ubuntu-")
+        assert job["runs-on"].startswith(("ubuntu-", "macos-"))
+
+
+@pytest.mark.parametrize("file, job", CALLS)
+def test_a_called_workflow_is_of_this_commit_and_may_only_read(file, job):
+    assert job["uses"].removeprefix("./.github/workflows/") in WORKFLOWS
+    assert job["permissions"] == {"contents": "read"} and "secrets" not in job
 
 
 @pytest.mark.parametrize("file, job", JOBS)
@@ -58,14 +66,34 @@ def test_steps_are_commands_that_work_by_hand(file, job):
                 assert words[1] in targets
             elif words[0] == "sh":
                 assert (ROOT / words[1]).exists()
-            elif words[0] == ".venv/bin/python":
+            elif words[0] == "gh":
+                assert words[:3] == ["gh", "issue", "create"]
+            else:
+                assert words[:2] == [".venv/bin/python", "-m"]
                 module = words[2].replace(".", "/")
                 assert (ROOT / f"{module}.py").exists() or (ROOT / module / "__main__.py").exists()
                 if words[2] == "book":
                     command = [sys.executable, "-m", "book", words[3], "--help"]
                     assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
-            else:
-                assert words[:3] == ["gh", "issue", "create"]
+
+
+def test_nothing_is_published_before_every_test_has_passed():
+    assert "workflow_call" in WORKFLOWS["book.yml"]["on"]
+    assert any(step.get("run") == "make test" for step in WORKFLOWS["book.yml"]["jobs"]["test"]["steps"])
+    jobs = WORKFLOWS["publish.yml"]["jobs"]
+    [tested] = [name for name, job in jobs.items() if job.get("uses") == "./.github/workflows/book.yml"]
+    assert tested in needed(jobs, "deploy")
+    for file in ("book.yml", "publish.yml"):
+        assert "continue-on-error" not in str(WORKFLOWS[file]), "a failure that is forgiven holds nothing back"
+    for job in jobs.values():
+        assert job.get("if", "github.ref == 'refs/heads/main'") == "github.ref == 'refs/heads/main'", "no always()"
+
+
+def needed(jobs, name):
+    """The jobs that must have succeeded before this one starts."""
+    direct = jobs[name].get("needs", [])
+    direct = {direct} if isinstance(direct, str) else set(direct)
+    return direct.union(*(needed(jobs, other) for other in direct))
 
 
 def test_runs_are_named_as_the_collector_looks_for_them():
