@@ -1,6 +1,9 @@
 """The workflows: the code of a fork reaches no GPU machine and no secret, and only what is tested is published."""
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -96,10 +99,66 @@ def needed(jobs, name):
     return direct.union(*(needed(jobs, other) for other in direct))
 
 
-def test_runs_are_named_as_the_collector_looks_for_them():
-    steps = [
-        step for step in WORKFLOWS["gpu.yml"]["jobs"]["vouch"]["steps"] if "upload-artifact" in step.get("uses", "")
-    ]
-    names = [step["with"]["name"] for step in steps]
-    assert "run-${{ matrix.gpus }}" in names
-    assert "run-*" in (ROOT / "tools" / "collect_runs.sh").read_text(encoding="utf-8")
+def test_a_gpu_machine_uploads_only_what_it_has_just_recorded(tmp_path):
+    recorded_run(tmp_path / "runs" / "committed.json", "2026-01-01")
+    program(
+        tmp_path / ".venv/bin/python",
+        'test "$3" = record && echo {} >runs/new.json && echo "recorded: runs/new.json" || :',
+    )
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    steps = WORKFLOWS["gpu.yml"]["jobs"]["vouch"]["steps"]
+    for step in steps:
+        if "record" in step.get("run", ""):
+            subprocess.run(["bash", "-euo", "pipefail", "-c", step["run"]], cwd=tmp_path, env={"GPUS": "1"}, check=True)
+    [upload] = [step["with"] for step in steps if step.get("with", {}).get("name") == "run-${{ matrix.gpus }}"]
+    assert [path.name for path in tmp_path.glob(upload["path"])] == ["new.json"]
+
+
+def test_collected_runs_replace_no_newer_one_and_bring_back_no_removed_one(tmp_path):
+    def git(*arguments, date="2026-01-05"):
+        command = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", *arguments]
+        environment = {**os.environ, "GIT_COMMITTER_DATE": f"{date}T12:00:00+00:00"}
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+
+    old, new = "2026-01-01", "2026-02-02"
+    git("init")
+    for name, date in {"newer": new, "older": old, "removed": old, "removed-then-recorded": old}.items():
+        recorded_run(tmp_path / "runs" / f"{name}.json", date)
+    git("add", "runs")
+    git("commit", "-m", "add")
+    git("rm", "runs/removed.json", "runs/removed-then-recorded.json")
+    git("commit", "-m", "remove", date="2026-01-06")
+    artifact = tmp_path / "artifacts" / "run-1"  # what gpu.yml calls them
+    fetched = {"newer": old, "older": new, "removed": old, "removed-then-recorded": new, "first": old}
+    for name, date in fetched.items():
+        recorded_run(artifact / f"{name}.json", date)
+    gh = (
+        'if [ "$2" = list ]; then echo 7; else cp -r artifacts/run-1 "${7:?}"; fi'  # run download 7 --pattern P --dir D
+    )
+    program(tmp_path / "bin" / "gh", gh)
+    collect = ["sh", str(ROOT / "tools" / "collect_runs.sh")]
+    subprocess.run(collect, cwd=tmp_path, env=path_with(tmp_path / "bin"), check=True)
+    dates = {path.stem: executed(path) for path in (tmp_path / "runs").iterdir()}
+    assert dates == {"newer": new, "older": new, "removed-then-recorded": new, "first": old}
+    checkout = WORKFLOWS["publish.yml"]["jobs"]["render"]["steps"][0]
+    assert checkout["with"]["fetch-depth"] == "0", "what was removed is known by the whole history"
+
+
+def program(path, script):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def path_with(folder):
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def recorded_run(path, date):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lessons = {"en/01_device": {"executed": f"{date}T08:00:00+00:00"}}
+    path.write_text(json.dumps({"cells": {}, "lessons": lessons}, indent=1))
+
+
+def executed(path):
+    return json.loads(path.read_text())["lessons"]["en/01_device"]["executed"][:10]

@@ -1,15 +1,36 @@
 #!/bin/sh
-# Fetches into runs/ what the GPU machines recorded in the last successful run of gpu.yml; needs gh and GH_TOKEN.
-# If there is none yet, the runs in the repository are all there is.
+# Fetches into runs/ what the GPU machines recorded in the last successful run of gpu.yml; needs gh, GH_TOKEN and the
+# repository's whole history. What the repository has newer stays, and what was removed from it since stays away.
 set -eu
+if [ "$(git rev-parse --is-shallow-repository)" != false ]; then
+    echo "the history is cut off, so what was removed cannot be known: fetch all of it" >&2
+    exit 1
+fi
 id=$(gh run list --workflow gpu.yml --branch main --status success --limit 1 --json databaseId --jq '.[].databaseId')
 if [ -z "$id" ]; then
     echo "no GPU machine has recorded a run yet"
     exit 0
 fi
+
+# When the last lesson of a recorded run was executed, such as 2026-11-22T08:00:00+00:00.
+executed() {
+    grep -o '"executed": *"[^"]*"' "$1" | cut -d '"' -f 4 | sort | tail -n 1
+}
+
+# When a file was removed from the repository, in the same form; nothing if it never was.
+removed() {
+    TZ=UTC git log -1 --diff-filter=D --date=format-local:%Y-%m-%dT%H:%M:%S+00:00 --format=%cd -- "$1"
+}
+
 folder=$(mktemp -d)
 gh run download "$id" --pattern 'run-*' --dir "$folder"
 mkdir -p runs
-find "$folder" -name '*.json' -exec cp {} runs/ ';'
+find "$folder" -name '*.json' | while read -r new; do
+    kept=runs/$(basename "$new")
+    if [ -e "$kept" ]; then since=$(executed "$kept"); else since=$(removed "$kept"); fi
+    if LC_ALL=C expr "x$(executed "$new")" '>' "x$since" >/dev/null; then
+        cp "$new" "$kept"
+        echo "collected: $kept"
+    fi
+done
 rm -rf "$folder"
-ls runs
