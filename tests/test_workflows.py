@@ -69,8 +69,6 @@ def test_steps_are_commands_that_work_by_hand(file, job):
                 assert words[1] in targets
             elif words[0] == "sh":
                 assert (ROOT / words[1]).exists()
-            elif words[0] == "gh":
-                assert words[:3] == ["gh", "issue", "create"]
             else:
                 assert words[:2] == [".venv/bin/python", "-m"]
                 module = words[2].replace(".", "/")
@@ -142,6 +140,27 @@ def test_collected_runs_replace_no_newer_one_and_bring_back_no_removed_one(tmp_p
     assert dates == {"newer": new, "older": new, "removed-then-recorded": new, "first": old}
     checkout = WORKFLOWS["publish.yml"]["jobs"]["render"]["steps"][0]
     assert checkout["with"]["fetch-depth"] == "0", "what was removed is known by the whole history"
+
+
+def test_a_report_is_written_however_early_the_newest_torch_fails(tmp_path):
+    done = subprocess.run(["sh", str(ROOT / "tools" / "newest_torch.sh")], cwd=tmp_path, capture_output=True, text=True)
+    report = (tmp_path / "_build" / "newest_torch.txt").read_text()
+    assert done.returncode != 0 and report.startswith("The pinned packages fail already.\n")
+    assert done.stdout == report, "the job's log has it too"
+
+
+@pytest.mark.parametrize("known, command", [("", "issue create"), ("7", "issue edit 7")])
+@pytest.mark.parametrize("report", ["cells differ", None])
+def test_one_issue_is_kept_for_one_title(tmp_path, known, command, report):
+    said = tmp_path / "said.txt"
+    answer = f'if [ "$2" = list ]; then echo {known}; else echo "$@"; cat "$last"; fi'
+    program(tmp_path / "bin" / "gh", f"for last; do :; done\n{answer} | tee said.txt")
+    if report:
+        (tmp_path / "report.txt").write_text(report)
+    script = ["sh", str(ROOT / "tools" / "report_issue.sh"), "Title", "report.txt"]
+    subprocess.run(script, cwd=tmp_path, env=path_with(tmp_path / "bin"), check=True, capture_output=True)
+    assert command in said.read_text()
+    assert (report or "report.txt was not written") in said.read_text()
 
 
 def program(path, script):
