@@ -54,6 +54,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv .venv
 
 .venv/ready: requirements.txt requirements.lock pyproject.toml warm-kernel/pyproject.toml | $(BIN)/python
+	@echo "Installing into .venv what the book needs; the first time this takes minutes."
 	@$(INSTALL) --editable . --editable ./warm-kernel
 	@touch $@
 

@@ -8,10 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.modules.setdefault("rfc3987_syntax", None)  # see book/__init__.py
-
-import nbformat  # noqa: E402
-from nbclient import NotebookClient  # noqa: E402
+import nbformat
+from nbclient import NotebookClient
 
 logging.getLogger("tornado").setLevel(logging.CRITICAL)  # jupyter_client's races at shutdown
 
