@@ -7,11 +7,13 @@ the kernel is killed; if the control socket's is, because the owner has ended in
 """
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import importlib.util
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -33,12 +35,17 @@ KERNEL = (
 )
 # OpenBLAS would start its threads at import; ipykernel will set the backend by itself, but after matplotlib's import.
 FOR_IMPORTS = {"OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def main(descriptor, modules):
     control = socket.socket(fileno=int(descriptor))
     os.set_inheritable(control.fileno(), False)
+    # If the owner ends it during the imports, the signal SIGIO does, at once and without a word.
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETFL, os.O_ASYNC)
+    if select.select([control], [], [], 0)[0]:
+        return
     # ipykernel notes at its import whose end it must follow: that of its parent, this process.
     os.environ["JPY_PARENT_PID"] = str(os.getpid())
     ours = {key: value for key, value in FOR_IMPORTS.items() if key not in os.environ}
@@ -48,10 +55,12 @@ def main(descriptor, modules):
     reason = prepare([*KERNEL, *filter(None, modules.split(","))])
     for key in ours:
         del os.environ[key]
-    control.send((reason or "ready").encode())
+    fcntl.fcntl(control, fcntl.F_SETFL, 0)
+    with suppress(BrokenPipeError):  # the owner has just ended
+        control.send((reason or "ready").encode())
     if not reason:
         Zygote(control).serve()
-        os._exit(0)  # the interpreter's own end takes the better part of a second with torch
+    os._exit(0)  # the interpreter's own end takes the better part of a second with torch
 
 
 def prepare(modules):
@@ -60,8 +69,8 @@ def prepare(modules):
     for name in modules:
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            return f"cannot import {name}: {error}"
+        except Exception as error:
+            return f"cannot import {name}: {error!r}".partition("\n")[0][:1000]
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"{threads} threads are running after the imports, and a fork copies only one"
@@ -104,11 +113,13 @@ class Zygote:
                     pid = next((pid for pid, connection in self.kernels.items() if connection is key.fileobj), None)
                     if pid:
                         self.selector.unregister(key.fileobj)
-                        os.killpg(pid, signal.SIGKILL)
+                        os.kill(pid, signal.SIGKILL)
 
     def fork(self):
         """Makes the kernel that is asked for; false if the owner has gone."""
-        request, files, _, _ = socket.recv_fds(self.control, 1_000_000, 3)
+        request, files = b"", []
+        with suppress(ConnectionResetError):  # it has gone without reading all that it was sent
+            request, files, _, _ = socket.recv_fds(self.control, 1_000_000, 3)
         if not request:
             return False
         connection = socket.socket(fileno=files[0])
@@ -127,21 +138,22 @@ class Zygote:
         return True
 
     def reap(self):
-        """Reports the kernels that have ended, and kills what they have left behind."""
-        for pid, status in ended_children():
-            connection = self.kernels.pop(pid, None)
+        """Kills what the kernels have left behind that have ended, and then reports these."""
+        ended = [(self.kernels.pop(pid, None), status) for pid, status in ended_children()]
+        kill_children(spare=self.kernels)
+        for connection, status in ended:
             if connection:
                 with suppress(OSError):
                     connection.send(str(os.waitstatus_to_exitcode(status)).encode())
                 with suppress(KeyError):
                     self.selector.unregister(connection)
                 connection.close()
-        kill_children(spare=self.kernels)
 
     def kill_all(self):
-        kill_children()
-        while ended_children():  # what they leave behind comes to us in turn
-            kill_children()
+        with suppress(ChildProcessError):  # there are no more
+            while True:
+                kill_children()
+                os.waitpid(-1, 0)  # what that one has left behind is now ours, and next
 
 
 def ended_children():
@@ -170,6 +182,7 @@ def become_kernel(request, stdout, stderr):
         os.setsid()
         # Whatever the kernel starts stays below it, and so is found when it ends.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for file, standard in ((stdout, 1), (stderr, 2)):
