@@ -27,9 +27,14 @@ print(json.dumps(printed))
 """
 
 
+def path(folder):
+    """Modules are found in the folder, too."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 def start(folder, *codes, **environment):
     environment = {"JUPYTER_DEFAULT_PROVISIONER_NAME": "warm-kernel", "WARM_KERNEL_MODULES": "numpy", **environment}
-    environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **environment}
+    environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", "PYTHONPATH": path(folder), **environment}
     command = [sys.executable, "-c", CLIENT, json.dumps(codes)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
@@ -97,7 +102,7 @@ def test_where_forking_is_unsafe_kernels_start_cold(tmp_path, modules, reason):
     (tmp_path / "restless.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()\n"
     )
-    printed, complaints = run(tmp_path, WARM, WARM, WARM_KERNEL_MODULES=modules, PYTHONPATH=str(tmp_path))
+    printed, complaints = run(tmp_path, WARM, WARM, WARM_KERNEL_MODULES=modules)
     assert printed == ["False\n", "False\n"]
     assert complaints.count(reason) == 1 and "kernels start cold" in complaints
 
@@ -107,7 +112,7 @@ def test_an_open_gpu_means_cold_kernels(tmp_path):
         "import os\nreal = os.readlink\n"
         "os.readlink = lambda path: '/dev/nvidia0' if str(path).endswith('/0') else real(path)\n"
     )
-    printed, complaints = run(tmp_path, WARM, WARM_KERNEL_MODULES="opened", PYTHONPATH=str(tmp_path))
+    printed, complaints = run(tmp_path, WARM, WARM_KERNEL_MODULES="opened")
     assert printed == ["False\n"] and "has initialised CUDA" in complaints
 
 
@@ -163,3 +168,215 @@ for code in ("import os; os._exit(3)", "print('alive')"):
     environment = {**os.environ, "JUPYTER_DEFAULT_PROVISIONER_NAME": "warm-kernel"}
     done = subprocess.run([sys.executable, "-c", client], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["dead", "alive"], done.stderr
+
+
+# For scripts that use the package by itself: `results` executes each code in a kernel, all at the same time.
+PRELUDE = """
+import asyncio, json, os, signal, subprocess, sys, threading, time
+import nbformat, psutil, warm_kernel
+from concurrent.futures import ThreadPoolExecutor
+from nbclient import NotebookClient
+from warm_kernel import prewarm
+
+environment = dict(os.environ)
+
+def execute(code, **options):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    options = {"timeout": 60, "shutdown_kernel": "immediate", "extra_arguments": ["--log-level=ERROR"], **options}
+    try:
+        NotebookClient(notebook, **options).execute(env=environment)
+    except Exception as error:
+        return type(error).__name__
+    return "".join(output.text for output in notebook.cells[0].outputs).strip()
+
+def below():
+    return [child.name() for child in psutil.Process().children(recursive=True)]
+
+def await_file(name):
+    while not os.path.exists(name):
+        time.sleep(0.05)
+"""
+
+
+def script(folder, code, **environment):
+    """What a script has printed, and what went to stderr besides."""
+    environment = {"JUPYTER_DEFAULT_PROVISIONER_NAME": "warm-kernel", "WARM_KERNEL_MODULES": "numpy", **environment}
+    environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", "PYTHONPATH": path(folder), **environment}
+    command = [sys.executable, "-c", PRELUDE + code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_prewarm_starts_one_process_for_all_kernels_and_ends_it(tmp_path):
+    code = f"""
+code = {WARM + "; import psutil; print(psutil.Process().ppid())"!r}
+with prewarm(environment) as warm, ThreadPoolExecutor(4) as pool:
+    [zygote] = psutil.Process().children()
+    said = set(pool.map(execute, [code] * 4))
+    print(said == {{f"True\\n{{zygote.pid}}"}}, warm.wait(), warm.reason)
+print(below(), execute(code))
+"""
+    said, complaints = script(tmp_path, code)
+    assert said == ["True True None", "[] RuntimeError"] and complaints == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("del environment['WARM_KERNEL_MODULES']", "WARM_KERNEL_MODULES names no modules"),
+        ("environment['WARM_KERNEL_MODULES'] = ''", "WARM_KERNEL_MODULES names no modules"),
+        ("environment['WARM_KERNEL_MODULES'] = 'missing'", "cannot import missing: ModuleNotFoundError"),
+        ("environment['WARM_KERNEL_MODULES'] = 'broken'", "cannot import broken: OSError"),
+        ("environment['WARM_KERNEL_MODULES'] = 'deadly'", "the process to fork from has ended before it was ready"),
+        ("warm_kernel.sys = type('', (), {**vars(sys), 'platform': 'darwin'})", "kernels can be forked on Linux only"),
+    ],
+)
+def test_prewarm_says_why_kernels_start_cold(tmp_path, change, reason):
+    (tmp_path / "broken.py").write_text("raise OSError('one line\\nanother')")
+    (tmp_path / "deadly.py").write_text("import os; os._exit(1)")
+    code = f"""
+{change}
+with prewarm(environment) as warm:
+    print(warm.wait(), warm.reason)
+    print(execute({WARM!r}))
+"""
+    said, complaints = script(tmp_path, code)
+    assert said[0].startswith(f"False {reason}") and said[1:] == ["False"] and complaints == ""
+
+
+def test_without_prewarm_a_warning_says_so_once_where_nothing_can_be_forked(tmp_path):
+    code = f"""
+warm_kernel.sys = type("", (), {{**vars(sys), "platform": "darwin"}})
+print(execute({WARM!r}), execute({WARM!r}))
+"""
+    said, complaints = script(tmp_path, code)
+    assert said == ["False False"]
+    assert complaints == "warm-kernel: kernels can be forked on Linux only, and this is darwin; kernels start cold\n"
+
+
+def test_without_modules_kernels_start_cold(tmp_path):
+    printed, complaints = run(tmp_path, WARM, WARM_KERNEL_MODULES="")
+    assert printed == ["False\n"] and complaints == ""
+
+
+def test_prewarm_can_be_left_during_the_imports(tmp_path):
+    (tmp_path / "slow.py").write_text("import os, time; os.mkdir(f'started-{os.getpid()}'); time.sleep(60)")
+    code = """
+began = time.monotonic()
+for seconds in (0, 0.2, 2):
+    with prewarm({**environment, "WARM_KERNEL_MODULES": "slow", "COUNT": str(seconds)}):
+        time.sleep(seconds)
+print(below(), time.monotonic() - began < 10, any(name.startswith("started") for name in os.listdir()))
+"""
+    said, complaints = script(tmp_path, code)
+    assert said == ["[] True True"] and complaints == ""
+
+
+def test_an_owner_killed_during_the_imports_leaves_nothing(tmp_path):
+    mark = "54326.1"
+    (tmp_path / "slow.py").write_text(f"import os, sys, time; os.rename('a', '{mark}'); time.sleep(60)")
+    (tmp_path / "a").touch()
+    client = start(tmp_path, "1", WARM_KERNEL_MODULES="slow")
+    while not (tmp_path / mark).exists():
+        time.sleep(0.1)
+    below = psutil.Process(client.pid).children(recursive=True)
+    client.kill()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert below and not alive and client.communicate()[1] == ""
+
+
+# Starts a process in a session of its own, one that is nobody's child, and (unless it dies) one without an environment.
+STUBBORN = """
+import os, signal, subprocess, time
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+subprocess.Popen(["sleep", "{0}1"], start_new_session=True)
+subprocess.run(["sh", "-c", "setsid sleep {0}2 & exit 0"])
+if "{1}" != "die":
+    subprocess.Popen(["sleep", "{0}3"], start_new_session=True, env={{}})
+open("running", "w").close()
+if "{1}" == "die":
+    os._exit(3)
+if "{1}" == "run":
+    time.sleep(60)
+"""
+MODULES = pytest.mark.parametrize("modules", ["numpy", ""], ids=["warm", "cold"])
+
+
+@MODULES
+@pytest.mark.parametrize(
+    ("how", "then"),
+    [
+        ("print(execute(code, timeout=3))", "run"),  # nbclient kills it
+        ("print(execute(code))", "die"),
+        ("print(execute(code, shutdown_kernel='graceful'))", "return"),
+        (
+            "pool = ThreadPoolExecutor()\nfuture = pool.submit(execute, code)\nawait_file('running')\n"
+            "[provisioner] = started\nprovisioner.end()\nprint(future.result())",
+            "run",
+        ),
+        (
+            "with ThreadPoolExecutor() as pool, prewarm(environment):\n    future = pool.submit(execute, code)\n"
+            "    await_file('running')\nprint(future.result())",
+            "run",
+        ),
+    ],
+    ids=["killed", "dies", "shut-down", "ended", "prewarm-left"],
+)
+def test_what_a_kernel_leaves_behind_ends_and_nothing_else(tmp_path, modules, how, then):
+    mark = f"5433{time.time_ns() % 10**9}."
+    code = f"""
+started = []
+real = warm_kernel.WarmProvisioner.post_launch
+async def post_launch(self, **kwargs):
+    started.append(self)
+    await real(self, **kwargs)
+warm_kernel.WarmProvisioner.post_launch = post_launch
+bystander = subprocess.Popen(["sleep", "{mark}0"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=-3)
+code = {STUBBORN.format(mark, then)!r}
+{how}
+for _ in range(20):
+    left = [process.pid for process in psutil.process_iter(["cmdline"]) if "{mark}" in str(process.info["cmdline"])]
+    left.remove(os.getpid())
+    if left == [bystander.pid]:
+        break
+    time.sleep(0.1)
+print(left == [bystander.pid], bystander.poll())
+bystander.kill()
+"""
+    said, complaints = script(tmp_path, code, WARM_KERNEL_MODULES=modules)
+    assert said[-1] == "True None", complaints
+
+
+@MODULES
+def test_kernels_that_are_just_being_started_end_with_prewarm_too(tmp_path, modules):
+    code = """
+began = time.monotonic()
+try:
+    with ThreadPoolExecutor(6) as pool, prewarm(environment) as warm:
+        futures = [pool.submit(execute, "import time; time.sleep(60)") for _ in range(12)]
+        warm.wait()
+        time.sleep(1)
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    pass
+print(below(), time.monotonic() - began < 30, {"RuntimeError", "DeadKernelError"} >= {f.result() for f in futures})
+"""
+    said, complaints = script(tmp_path, code, WARM_KERNEL_MODULES=modules)
+    assert said == ["[] True True"], complaints
+
+
+def test_kernels_end_if_the_process_they_were_forked_from_is_killed(tmp_path):
+    code = """
+with ThreadPoolExecutor() as pool, prewarm(environment) as warm:
+    future = pool.submit(execute, "open('running', 'w').close()\\nwhile True: pass")
+    await_file("running")
+    [zygote] = psutil.Process().children()
+    [kernel] = zygote.children()
+    zygote.kill()
+    print(psutil.wait_procs([kernel], timeout=5)[1], future.result())
+    print(warm.wait(), warm.reason, execute("print('cold')"))
+"""
+    said, complaints = script(tmp_path, code)
+    assert said == ["[] DeadKernelError", "False the process to fork from has ended cold"]
