@@ -4,12 +4,15 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
+import simulated_gpus
 import torch
+from simulated_gpus.build import Unavailable, library
+from simulated_gpus.device import load
 
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent
-INSTALL = "import torch, simulated_gpus; simulated_gpus.install(2)\n"
 CUDA_BUILD = hasattr(torch._C, "_cuda_getDeviceCount")
 
 
@@ -47,84 +50,103 @@ def test_on_devices(name):
 def test_a_process_starts_no_later_than_a_second_after_torch(name):
     measure = "import time, torch, simulated_gpus\nt = time.perf_counter()\nsimulated_gpus.install(8, {!r})\n"
     measure += "print(time.perf_counter() - t)"
-    assert min(float(run(measure.format(name)).stdout) for _ in range(3)) < 1
+    assert any(float(run(measure.format(name)).stdout) < 1 for _ in range(3))  # the machine may be busy
 
 
-@pytest.mark.parametrize("value, seen", [("3:{}", "3"), ("0", "0"), (None, "0")])
-def test_pytorch_asks_the_package_itself(name, tmp_path, value, seen):
+@pytest.mark.parametrize("asked, seen", [("3:{}", "3 True"), ("0", "0 False")])
+def test_pytorch_asks_the_package_itself(name, tmp_path, asked, seen):
     metadata = tmp_path / "simulated_gpus-0.dist-info"  # as pip writes it
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated-gpus\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text("[torch.backends]\nsimulated-gpus = simulated_gpus:autoload\n")
     variables = {"PYTHONPATH": f"{PACKAGE}:{tmp_path}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
-    if value:
-        variables["SIMULATED_GPUS"] = value.format(name)
-    done = run("import torch; print(torch.accelerator.device_count(), torch.accelerator.is_available())", **variables)
-    assert done.stdout == f"{seen} {seen != '0'}\n", done.stderr
+    code = "import torch; print(torch.accelerator.device_count(), torch.accelerator.is_available())"
+    done = run(code, SIMULATED_GPUS=asked.format(name), **variables)
+    assert done.stdout == f"{seen}\n", done.stderr
+
+
+REFUSED = """
+import os, torch, simulated_gpus
+def attempt(*arguments):
+    try:
+        simulated_gpus.install(*arguments) if arguments else simulated_gpus.autoload()
+    except (RuntimeError, ValueError) as error:
+        print(str(error).splitlines()[0])
+attempt()
+attempt(65, {name!r})
+attempt(2, {name!r})
+attempt(2, {name!r})
+attempt(3, {name!r})
+"""
+
+
+def test_numbers_of_devices(name):
+    lines = run(REFUSED.format(name=name), SIMULATED_GPUS="two").stdout.splitlines()
+    assert lines == [
+        "SIMULATED_GPUS must be a number of devices, or number:name, not 'two'",
+        "there can be 1 to 64 simulated GPUs, not 65",
+        f"this process has 2 simulated GPUs called {name!r} already",
+    ]
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """Lets the package take a shell script for the compiler, and keep what it builds in a folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def install(script):
+        path = tmp_path / "compiler"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+
+    return install
 
 
 @pytest.mark.parametrize(
-    "code, message",
+    "said, expected",
     [
-        (INSTALL + "simulated_gpus.install(3)", "Unavailable: this process has 2 simulated GPUs called 'cuda' already"),
-        (INSTALL + "simulated_gpus.install(2); print('fine')", ""),
-        (INSTALL.replace("(2)", "(65)"), "1 to 64 devices, not 65"),
-        (INSTALL.replace("(2)", "(0)"), "1 to 64 devices, not 0"),
-        ("import simulated_gpus; simulated_gpus.autoload()", "SIMULATED_GPUS must be a number of devices"),
+        (
+            "fatal error: Python.h: No such file",
+            "fatal error: Python.h: No such file; Python's header files are missing",
+        ),
+        ("g++: error: unrecognized option -std=c++20", "-std=c++20; the compiler is too old; install g++ 11"),
+        ("x.h:9: error: no 'new' in 'at'", "x.h:9: error: no 'new' in 'at'; simulated-gpus is made for torch 2.13"),
+        ("", "exit code 1; simulated-gpus is made for torch 2.13"),
     ],
 )
-def test_numbers_of_devices(name, code, message):
-    code = code if name == "cuda" else code.replace(")", f", {name!r})") if "autoload" not in code else code
-    done = run(code, SIMULATED_GPUS="two")
-    assert message.replace("cuda", name) in done.stderr
-    assert bool(done.returncode) == bool(message)
-
-
-def compiler(folder, text):
-    """A program that the package takes for the compiler."""
-    path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return {"CXX": str(path), "XDG_CACHE_HOME": str(folder)}
-
-
-@pytest.mark.skipif(CUDA_BUILD, reason="this torch is built for GPUs")
-@pytest.mark.parametrize(
-    "says, expected",
-    [
-        ("module.cpp:3: fatal error: Python.h: No such file", "Python.h: No such file; Python's header files are missing"),
-        ("g++: error: unrecognized option -std=c++20", "unrecognized option -std=c++20; the compiler is too old"),
-        ("x.h:9: error: 'new' is not a member of 'at'", "'new' is not a member of 'at'; simulated-gpus is made for torch"),
-        ("", "exit code 1"),
-    ],
-)
-def test_a_compiler_that_fails(tmp_path, says, expected):
-    done = run(INSTALL, **compiler(tmp_path, f'echo "{says}" >&2; echo "compilation terminated." >&2; exit 1' if says else "exit 1"))
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("simulated_gpus.build.Unavailable: simulated GPUs cannot be compiled for torch")
-    assert expected in last and ".log" in last
+def test_a_compiler_that_fails(compiler, tmp_path, said, expected):
+    compiler(f'echo "{said}" >&2; {"echo compilation terminated. >&2;" if said else ""} exit 1')
+    with pytest.raises(Unavailable) as caught:
+        library()
+    message = str(caught.value)
+    assert message.startswith(f"simulated GPUs cannot be compiled for torch {torch.__version__}: ")
+    assert expected in message and ".log" in message
     assert not list(tmp_path.rglob("*.so"))
 
 
-@pytest.mark.skipif(CUDA_BUILD, reason="this torch is built for GPUs")
-def test_no_compiler(tmp_path):
-    done = run(INSTALL, PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
-    assert "no simulated GPUs without a C++ compiler: install one" in done.stderr
-    done = run(INSTALL, CXX="/nowhere/g++", XDG_CACHE_HOME=str(tmp_path))
-    assert "without the C++ compiler /nowhere/g++, which CXX names" in done.stderr
+def test_no_compiler(compiler, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="no simulated GPUs without a C\\+\\+ compiler: install one"):
+        library()
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    with pytest.raises(Unavailable, match="without the C\\+\\+ compiler /nowhere/g\\+\\+, which CXX names"):
+        library()
 
 
-def test_processes_that_start_at_once_build_once(tmp_path):
-    """And what was built for another torch, and does not load, is named."""
-    text = f'echo built >> {tmp_path}/log; sleep 1; while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"'
-    code = "import torch, simulated_gpus; simulated_gpus.install(2, 'simgpu')"
-    variables = {**os.environ, "PYTHONPATH": str(PACKAGE), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **compiler(tmp_path, text)}
-    start = [subprocess.Popen([sys.executable, "-c", code], env=variables, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    said = [process.communicate(timeout=60)[1] for process in start]
+def test_processes_that_start_at_once_build_once(compiler, tmp_path):
+    compiler(f'echo built >> {tmp_path}/log; sleep 0.3; while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"')
+    threads = [threading.Thread(target=library) for _ in range(4)]  # each opens the lock's file anew, as a process does
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert (tmp_path / "log").read_text() == "built\n"
-    assert all("does not load with torch" in text and "remove it" in text for text in said)
+    with pytest.raises(Unavailable, match="does not load with torch .*remove it"):
+        load(library(), 2)
 
 
 @pytest.mark.skipif(not CUDA_BUILD, reason="this torch is built without CUDA")
 def test_a_torch_with_cuda():
-    assert "is built for GPUs" in run(INSTALL).stderr
+    with pytest.raises(Unavailable, match="is built for GPUs"):
+        simulated_gpus.install(2)

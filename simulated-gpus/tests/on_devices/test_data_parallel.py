@@ -114,7 +114,9 @@ def test_gather_of_scalars_warns(n):
 
 
 def test_gather_of_structures(n):
-    outputs = [{"a": torch.ones(1, 2, device=gpu(i)), "b": [Pair(torch.ones(2, device=gpu(i)), None)]} for i in range(n)]
+    outputs = [
+        {"a": torch.ones(1, 2, device=gpu(i)), "b": [Pair(torch.ones(2, device=gpu(i)), None)]} for i in range(n)
+    ]
     joined = gather(outputs, 0)
     assert joined["a"].shape == (n, 2) and joined["b"][0].a.shape == (2 * n,) and joined["b"][0].b is None
 
@@ -205,7 +207,9 @@ def test_a_replica_can_be_saved(ids):
         file = io.BytesIO()
         torch.save(replica, file)
         file.seek(0)
-        torch.testing.assert_close(torch.load(file, weights_only=False).weight.detach().cpu(), model.weight.detach().cpu())
+        torch.testing.assert_close(
+            torch.load(file, weights_only=False).weight.detach().cpu(), model.weight.detach().cpu()
+        )
 
 
 def test_zero_grad_of_a_replica_warns(ids):

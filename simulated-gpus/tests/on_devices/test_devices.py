@@ -86,7 +86,9 @@ def test_one_seed_for_all_devices_and_a_generator_for_each():
     assert torch.equal(torch.randn(5, device=gpu(1)), following)
     assert torch.equal(torch.get_rng_state(), cpu_before), "the CPU's generator is another one"
     own = torch.Generator(gpu(1)).manual_seed(7)
-    assert torch.equal(torch.randperm(9, device=gpu(1), generator=own), torch.randperm(9, device=gpu(1), generator=own.manual_seed(7)))
+    assert torch.equal(
+        torch.randperm(9, device=gpu(1), generator=own), torch.randperm(9, device=gpu(1), generator=own.manual_seed(7))
+    )
     with pytest.raises(RuntimeError, match=f"Expected a '{KIND}' device type for generator"):
         torch.rand(3, device=gpu(1), generator=torch.Generator())
 
