@@ -1,5 +1,6 @@
 """Devices called cuda: what torch.cuda asks of PyTorch's C++, and a CPU build cannot answer."""
 
+import functools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -31,6 +32,7 @@ def take_place(count):
     torch.cuda.stream = lambda stream: stream or nullcontext()  # a stream is a context itself
     torch._C._set_cudnn_enabled(False)  # or recurrent modules would warn of its absence
     make_storages()
+    replace_nccl()
     torch.cuda._queued_calls.clear()  # questions about the real thing
     torch.cuda._lazy_init()  # seeds the devices, if torch.manual_seed has been called
 
@@ -75,3 +77,14 @@ def make_storages():
         return torch.empty(*(arguments or (0,)), dtype=torch.uint8, device=device).untyped_storage()
 
     torch.UntypedStorage.__new__ = new
+
+
+def replace_nccl():
+    """Gloo connects the processes where a program asks for NCCL."""
+    original = torch.distributed.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(backend=None, *arguments, **keywords):
+        return original((backend or "gloo").replace("nccl", "gloo"), *arguments, **keywords)
+
+    torch.distributed.init_process_group = torch.distributed.distributed_c10d.init_process_group = init_process_group

@@ -71,7 +71,10 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   const py::call_guard<py::gil_scoped_release> unlocked;
-  module.def("start", &start);
+  module.def("start", [](DeviceIndex devices) {
+    start(devices);
+    take_collectives();
+  });
   module.def("current", [] { return current; });
   module.def("set_current", &set_current);
   module.def("generators", [] { return generators; });

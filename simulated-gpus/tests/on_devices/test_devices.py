@@ -163,3 +163,19 @@ def test_attention():
     expected = plain(x).detach()
     torch.testing.assert_close(plain.to(gpu(1))(x.to(gpu(1))).detach().cpu(), expected)
     torch.testing.assert_close(plain.eval()(x.to(gpu(1))).detach().cpu(), expected)
+
+
+def test_collectives_and_ddp():
+    backend = "nccl" if KIND == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        x, gathered = torch.ones(2, device=gpu(1)), [torch.zeros(2, device=gpu(1))]
+        torch.distributed.all_reduce(x)
+        torch.distributed.all_gather(gathered, x + 1)
+        assert x.tolist() == [1, 1] and gathered[0].tolist() == [2, 2]
+        if KIND == "cuda":
+            model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2).to(gpu(1)))
+            model(torch.ones(4, 3, device=gpu(1))).sum().backward()
+            assert model.module.bias.grad.tolist() == [4, 4]
+    finally:
+        torch.distributed.destroy_process_group()
