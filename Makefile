@@ -4,7 +4,7 @@
 # gpu-check  real GPUs against virtual devices; fails where there is no GPU
 # lab    JupyterLab on the notebooks; the first time installs it
 # serve  the book in a browser, made anew when a source changes
-# print  each edition as one PDF
+# print  each edition as EPUB and PDF, which the site's first page then offers
 # lock   pin anew what the pinned packages need: after a change in requirements.txt or pyproject.toml
 # clean  remove what was built; the environment in .venv stays
 
@@ -18,7 +18,7 @@ book: .venv/ready
 	@$(BIN)/python -m book build
 
 test: .venv/ready-for-tests
-	@sh tools/install_browser.sh
+	@sh tools/install_browser.sh fonts-liberation fonts-noto-cjk
 	$(BIN)/python -m pytest
 
 test-fast: .venv/ready-for-tests
@@ -34,8 +34,11 @@ lab: .venv/ready-for-lab
 serve: .venv/ready
 	@$(BIN)/python -m book serve
 
-print: .venv/ready
-	@$(BIN)/python -m book print
+print: .venv/ready-for-tests
+	@sh tools/install_browser.sh fonts-liberation fonts-noto-cjk
+	@$(BIN)/python -m book execute
+	@$(BIN)/python -m tools.print_book
+	@$(BIN)/python -m book render
 
 # Without what PyTorch needs for CUDA: each build of it names that itself.
 lock: | $(BIN)/python

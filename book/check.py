@@ -1,272 +1,244 @@
-"""Checks the sources: they are whole, tidy, and the two editions agree.
+"""Rules that the sources keep, each from a book to the problems found: whole, tidy, and editions that agree.
 
-Two notebooks are a pair if their cells have the same ids in the same order, of
-the same kinds, with the same labels and links, and the same code once comments
-and the contents of strings are masked: a printed word may be translated, a
+Two lessons are a pair if their cells have the same ids in the same order, of the same kinds, with the same labels and
+links, and the same code once comments and the contents of strings are masked: a printed word may be translated, a
 variable may not.
 """
 
+from __future__ import annotations
+
 import ast
+import difflib
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
+from importlib.resources import files as package_files
+from itertools import pairwise
+from typing import NamedTuple
+from urllib.parse import unquote
 
-from .lessons import (
-    CELL_ANCHOR,
-    EDITIONS,
-    ROOT,
-    BookError,
-    Lesson,
-    behind,
-    front_matter,
-    lesson_names,
-    page_is_behind,
-    page_names,
-    page_path,
-    read_notebook,
-    select,
-    shown,
-    text_hash,
-    toc_files,
-)
-from .runs import recorded
-from .runs import stale as stale_cells
+from markdown_it import MarkdownIt
+from mdit_py_plugins.deflist import deflist_plugin
+from mdit_py_plugins.myst_blocks import myst_block_plugin
 
-METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
-LABEL = re.compile(r"^\(([\w-]+)\)=$", re.MULTILINE)
-TERM = re.compile(r'<span id="([\w-]+)">')  # what the glossary has in place of labels
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+from .files import json_text, notebook_json, parse_yaml
+from .machine import LIMITS
+from .model import CELL_ANCHOR, Book, Cell, Lesson, Page, Problem
+from .runs import stale
+from .sources import CELL_ID, shared_source
+
+RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?|[0-9a-f]{6,}")  # as editors give them
+EXERCISE = re.compile(r"exercise-\d+")
 
 
-def check():
-    """Raises BookError with a line for each problem; returns what is no error but worth a line."""
-    problems = structure()
-    if not problems:
-        for name in lesson_names():
-            for edition in EDITIONS:
-                problems += hygiene(Lesson(name, edition))
-            problems += pair(name)
-        for name in page_names():
-            problems += page_pair(name)
-        problems += links()
-    if problems:
-        raise BookError("\n".join(problems))
-    return stale()
+class Text(NamedTuple):
+    """What stands in a Markdown text."""
 
-
-def structure():
-    """Problems of _toc.yml against the files."""
-    problems = []
-    if len(set(toc_files())) < len(toc_files()):
-        problems.append("_toc.yml: a file is named twice")
-    named = {"notebooks": set(lesson_names()), "book/pages": set(page_names())}
-    for folder, ending in (("notebooks", ".ipynb"), ("book/pages", ".md")):
-        for edition in EDITIONS:
-            found = {path.stem for path in (ROOT / folder / edition).glob(f"*{ending}")}
-            for name in sorted(named[folder] - found):
-                problems.append(f"{folder}/{edition}/{name}{ending}: no such file, though _toc.yml names it")
-            for name in sorted(found - named[folder]):
-                problems.append(f"{folder}/{edition}/{name}{ending}: not in _toc.yml; add it there, or remove the file")
-    return problems
-
-
-def hygiene(lesson):
-    """What should not be in a committed notebook. `python -m book tidy` mends all of it."""
-    notebook = read_notebook(lesson.path)
-    problems = []
-    for cell in notebook["cells"]:
-        if cell.get("outputs") or cell.get("execution_count"):
-            problems.append(f"{shown(lesson.path)}, cell {cell['id']}: has outputs; run: python -m book tidy")
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", cell["id"]):
-            problems.append(
-                f"{shown(lesson.path)}, cell {cell['id']}: name the cell for what it does, as in wrap-model"
-            )
-    ids = [cell["id"] for cell in notebook["cells"]]
-    for id in sorted({id for id in ids if ids.count(id) > 1}):
-        problems.append(f"{shown(lesson.path)}, cell {id}: two cells have this id")
-    if not problems and lesson.path.read_text(encoding="utf-8") != tidied(notebook):
-        problems.append(f"{shown(lesson.path)}: not as tidy writes it; run: python -m book tidy")
-    return problems
-
-
-def tidied(notebook):
-    """The text of a notebook without outputs, execution counts and editor metadata."""
-    cells = []
-    for cell in notebook["cells"]:
-        kept = {key: value for key, value in cell["metadata"].items() if key in ("tags", "mystnb", "translates")}
-        cell = {**cell, "metadata": kept, "source": cell["source"].splitlines(keepends=True)}
-        if cell["cell_type"] == "code":
-            cell.update(outputs=[], execution_count=None)
-        cell.pop("attachments", None)
-        cells.append(cell)
-    whole = {"cells": cells, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps(whole, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-
-
-def tidy(lessons):
-    """Writes each notebook as `tidied` has it."""
-    for lesson in lessons:
-        lesson.path.write_text(tidied(read_notebook(lesson.path)), encoding="utf-8")
-
-
-def translated(name, cells):
-    """Notes in the Chinese lesson that these cells (all, if none are named) translate the English ones of today."""
-    english = {cell["id"]: cell["source"] for cell in read_notebook(Lesson(name, "en").path)["cells"]}
-    lesson = Lesson(name, "zh")
-    notebook = read_notebook(lesson.path)
-    unknown = set(cells) - set(english)
-    if unknown:
-        raise BookError(f"{shown(lesson.path)}: no such cell: {', '.join(sorted(unknown))}")
-    for cell in notebook["cells"]:
-        if cell["id"] in english and (not cells or cell["id"] in cells):
-            cell["metadata"]["translates"] = text_hash(english[cell["id"]])
-    lesson.path.write_text(tidied(notebook), encoding="utf-8")
-
-
-def page_translated(name):
-    """Notes in the Chinese page that it translates the English one of today."""
-    path = page_path(name, "zh")
-    _, text = front_matter(path.read_text(encoding="utf-8"))
-    now = text_hash(page_path(name, "en").read_text(encoding="utf-8"))
-    path.write_text(f'---\ntranslates: "{now}"\n---\n{text}', encoding="utf-8")
-
-
-def pair(name):
-    """Where the two editions of a lesson differ more than languages do."""
-    english, chinese = (read_notebook(Lesson(name, edition).path)["cells"] for edition in EDITIONS)
-    where = f"notebooks/*/{name}.ipynb"
-    en_ids, zh_ids = ([cell["id"] for cell in cells] for cells in (english, chinese))
-    if en_ids != zh_ids:
-        lines = [f"{where}, cell {id}: only in the English edition" for id in en_ids if id not in zh_ids]
-        lines += [f"{where}, cell {id}: only in the Chinese edition" for id in zh_ids if id not in en_ids]
-        return lines or [f"{where}: the cells are not in the same order in both editions"]
-    problems = []
-    for en, zh in zip(english, chinese):
-        if en["cell_type"] != zh["cell_type"]:
-            problems.append(f"{where}, cell {en['id']}: {en['cell_type']} in English, {zh['cell_type']} in Chinese")
-        elif en["cell_type"] == "code":
-            problems += code_pair(f"{where}, cell {en['id']}", en["source"], zh["source"])
-        else:
-            problems += text_pair(f"{where}, cell {en['id']}", en["source"], zh["source"])
-        if en["metadata"].get("tags") != zh["metadata"].get("tags"):
-            problems.append(f"{where}, cell {en['id']}: the tags differ")
-    return problems
-
-
-def code_pair(where, english, chinese):
-    try:
-        same = masked(english) == masked(chinese)
-    except SyntaxError as error:
-        return [f"{where}: {error.msg} (line {error.lineno})"]
-    return [] if same else [f"{where}: the code differs in more than comments and strings"]
+    title: str
+    labels: list[str]  # of headings, `(split-law)=`, and the glossary's `<span id="term-replica">`
+    links: list[tuple[str, int]]  # where links and pictures lead, and the line in which their paragraph begins
+    code_blocks: list[str]
 
 
 @cache
-def masked(code):
-    """The syntax tree of a cell as text, with the contents of strings masked."""
-    if re.search(r"^\s*[%!]", code, re.MULTILINE):  # what IPython alone understands
+def parsed(source: str) -> Text:
+    tokens = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin).parse(source)
+    titles = [text.content for opening, text in pairwise(tokens) if opening.tag == "h1" and text.type == "inline"]
+    inlines = [(token, (block.map or [0])[0] + 1) for block in tokens for token in block.children or []]
+    spans = [token.content.split('"') for token, _ in inlines if token.content.startswith('<span id="')]
+    found = [(token.attrs.get("href", token.attrs.get("src")), line) for token, line in inlines]
+    return Text(
+        title=next(iter(titles), ""),
+        labels=[token.content for token in tokens if token.type == "myst_target"] + [span[1] for span in spans],
+        links=[(str(target), line) for target, line in found if target],
+        code_blocks=[token.content for token in tokens if token.type == "fence" and token.info.strip() == "python"],
+    )
+
+
+def text_of(cell: Cell) -> Text:
+    return parsed(cell.source if cell.kind == "markdown" else "")
+
+
+def check(book: Book) -> list[Problem]:
+    """Problems of each edition by itself; those that are notes stop no build."""
+    found = [Problem(lesson.where(cell), text) for lesson in book.lessons for cell, text in gaps(book, lesson)]
+    return [*settings(book), *found, *links(book), *outdated_runs(book), *outdated_translations(book)]
+
+
+def pairs(book: Book) -> list[Problem]:
+    """Where editions differ by more than languages do."""
+    both = [(page, edition.pages[name]) for name, page in book.source.pages.items() for edition in book.translations]
+    return [problem for source, page in both for problem in pair(source, page)]
+
+
+def settings(book: Book) -> Iterator[Problem]:
+    """Keys of _config.yml that neither Jupyter Book nor this package knows."""
+    package = package_files("jupyter_book")
+    known = json.loads((package / "config_schema.json").read_text(encoding="utf-8"))["properties"]
+    defaults = parse_yaml((package / "default_config.yml").read_text(encoding="utf-8"), "default_config.yml")
+    execute = {*known["execute"]["properties"], *defaults["execute"], *LIMITS}
+    for found, names in ((book.config, {*known, *defaults}), (book.config.get("execute") or {}, execute)):
+        for name in sorted(set(found) - names):
+            near = [f"; did you mean {near}?" for near in difflib.get_close_matches(name, names, 1)]
+            yield Problem("_config.yml", f"no setting is called {name}{''.join(near)}")
+
+
+def untidy(book: Book) -> list[Problem]:
+    """Notebooks that are not to be committed as they are. Editors leave them so; a build does not mind."""
+    text = "has outputs, or is not as tidy writes it; before you commit: python -m book tidy"
+    lessons = [lesson for lesson in book.lessons if lesson.raw != json_text(notebook_json(lesson.cells))]
+    return [Problem(lesson.path, text) for lesson in lessons]
+
+
+def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
+    """What is missing from a lesson, or wrong in it: (cell, what)."""
+    ids, first = [cell.id for cell in lesson.cells], lesson.cells[0]
+    for cell in lesson.cells:
+        if ids.count(cell.id) > 1:
+            yield cell, "two cells have this id"
+        if not re.fullmatch(CELL_ID, cell.id) or RANDOM_ID.fullmatch(cell.id):
+            yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} wrap-model"
+        if shared_source(book, cell, lesson.edition) not in (None, cell.source):
+            yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
+        image = cell.metadata.get("mystnb", {}).get("image", {})
+        if cell.kind == "code" and "plt.show()" in cell.source and not image.get("alt"):
+            yield cell, "its figure needs words for those who cannot see it, in its metadata: mystnb, image, alt"
+    if not text_of(first).title.startswith(f"{lesson.number}. "):
+        yield first, f"by _toc.yml this is lesson {lesson.number}; its title differs"
+    if not first.metadata.get("topic"):
+        yield first, "its metadata has no `topic` for the table of lessons"
+    exercises = [cell for cell in lesson.cells if EXERCISE.fullmatch(cell.id)]
+    if len(exercises) < 2:
+        yield None, "at least two exercises: cells exercise-1, exercise-1-check, exercise-1-solution …"
+    for cell in exercises:
+        for part in {f"{cell.id}-check", f"{cell.id}-solution"} - set(ids):
+            yield cell, f"there is no cell {part}"
+        if lesson.edition == book.source.name and not cell.metadata.get("wrong"):
+            yield cell, "its metadata has no `wrong`: code of an answer that the check must refuse"
+
+
+def pair(source: Page, page: Page) -> list[Problem]:
+    """Where a page differs from the one that it translates by more than languages do."""
+    ids, theirs = ([cell.id for cell in each.cells] for each in (source, page))
+    if ids != theirs:
+        lone = [(source.where(cell), page) for cell in source.cells if cell.id not in theirs]
+        lone += [(page.where(cell), source) for cell in page.cells if cell.id not in ids]
+        lines = [Problem(where, f"there is no such cell in {other.path}") for where, other in lone]
+        return lines or [Problem(page.path, f"the cells are not in the order of {source.path}")]
+    problems: list[Problem] = []
+    for mine, cell in zip(source.cells, page.cells, strict=True):
+        where = page.where(cell)
+        if mine.kind != cell.kind:
+            problems.append(Problem(where, f"a {cell.kind} cell here, a {mine.kind} cell in {source.path}"))
+        elif mine.kind == "code":
+            problems += code_pair(where, mine.source, cell.source)
+        else:
+            problems += text_pair(where, text_of(mine), text_of(cell))
+        if mine.tags != cell.tags:
+            problems.append(Problem(where, f"the tags are {cell.tags}, and in {source.path} {mine.tags}"))
+    return problems
+
+
+def code_pair(where: str, source: str, code: str) -> list[Problem]:
+    try:
+        mine, theirs = statements(source), statements(code)
+    except SyntaxError as error:
+        return [Problem(where, f"{error.msg} (line {error.lineno})")]
+    for (line, text), (_, expected) in zip(theirs, mine, strict=False):
+        if text != expected:
+            return [Problem(where, f"the code differs from the source edition's, from line {line} on")]
+    same = len(mine) == len(theirs)
+    return [] if same else [Problem(where, "the code is longer or shorter than the source edition's")]
+
+
+@cache
+def statements(code: str) -> list[tuple[int, str]]:
+    """The statements of a cell: each with its line, as a syntax tree with the contents of strings masked."""
+    if any(line.lstrip().startswith(("%", "!")) for line in code.splitlines()):  # what IPython alone understands
         from IPython.core.inputtransformer2 import TransformerManager
 
-        code = TransformerManager().transform_cell(code)
+        code = TransformerManager().transform_cell(code)  # type: ignore[no-untyped-call]
 
     class Mask(ast.NodeTransformer):
-        def visit_Constant(self, node):
+        def visit_Constant(self, node: ast.Constant) -> ast.Constant:
             return ast.Constant("") if isinstance(node.value, str) else node
 
-        def visit_JoinedStr(self, node):
+        def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
             # Languages differ in word order: the formatted values count, their places do not.
             values = [self.visit(value) for value in node.values if isinstance(value, ast.FormattedValue)]
             return ast.JoinedStr(sorted(values, key=ast.dump))
 
-    return ast.dump(Mask().visit(ast.parse(code)))
+    return [(node.lineno, ast.dump(Mask().visit(node))) for node in ast.parse(code).body]
 
 
-def text_pair(where, english, chinese):
+def text_pair(where: str, source: Text, text: Text) -> list[Problem]:
     problems = []
-    if any(pattern.findall(english) != pattern.findall(chinese) for pattern in (LABEL, TERM)):
-        problems.append(f"{where}: the labels differ")
-    if targets(english) != targets(chinese):
-        problems.append(f"{where}: the links differ")
-    blocks = [re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for text in (english, chinese)]
-    if len(blocks[0]) != len(blocks[1]):
-        problems.append(f"{where}: not the same number of code blocks")
-    for en, zh in zip(*blocks):
-        problems += code_pair(where, en, zh)
+    for what, mine, theirs in (
+        ("labels", source.labels, text.labels),
+        ("links", sorted(link for link, _ in source.links), sorted(link for link, _ in text.links)),
+    ):
+        if mine != theirs:
+            lone = sorted(set(mine) ^ set(theirs)) or mine
+            problems.append(Problem(where, f"the {what} differ from the source edition's: {', '.join(lone)}"))
+    if len(source.code_blocks) != len(text.code_blocks):
+        return [*problems, Problem(where, "not as many code blocks as in the source edition")]
+    for mine_code, code in zip(source.code_blocks, text.code_blocks, strict=True):
+        problems += code_pair(where, mine_code, code)
     return problems
 
 
-def targets(text):
-    """The links of a text, in either edition the same."""
-    return sorted(re.sub(r"/(en|zh)/", "/*/", link) for link in LINK.findall(text))
+def links(book: Book) -> Iterator[Problem]:
+    """Links to files, labels or cells that do not exist, labels given twice, and lessons to which nothing leads."""
+    for edition in book.editions.values():
+        places: dict[str, set[str]] = {}  # file -> the labels and cells in it
+        labels: set[str] = set()
+        for page in edition.pages.values():
+            mine = [label for cell in page.cells for label in text_of(cell).labels]
+            for label in [label for label in mine if label in labels]:
+                yield Problem(page.path, f"the label {label} is given twice")
+            labels.update(mine)
+            places[page.file] = {*mine, *(CELL_ANCHOR + cell.id for cell in page.cells if cell.kind == "code")}
+        led_to: set[str] = set()  # the lessons to which Markdown pages lead
+        for page in edition.pages.values():
+            for cell in page.cells:
+                for link, line in text_of(cell).links:
+                    if not isinstance(page, Lesson):
+                        led_to.add(link.partition("#")[0])
+                    if text := dead(link, book, page, labels, places):
+                        yield Problem(page.where(cell, line), text)
+        for lesson in edition.lessons:
+            if lesson.file not in led_to:
+                text = "no page leads to it; add its terms to the glossary, and what people ask to the questions"
+                yield Problem(lesson.path, text, note=True)
 
 
-def page_pair(name):
-    texts = [page_path(name, edition).read_text(encoding="utf-8") for edition in EDITIONS]
-    return text_pair(f"book/pages/*/{name}.md", *texts)
+def dead(link: str, book: Book, page: Page, labels: set[str], places: dict[str, set[str]]) -> str | None:
+    """What is wrong with a link, if anything."""
+    file, _, place = unquote(link).partition("#")
+    if "://" in link or link.startswith("mailto:"):
+        return None
+    if file and file not in places and not (book.root / page.path).parent.joinpath(file).exists():
+        return f"no file {file}"
+    if not file and place not in labels:
+        return f"no label {place}"
+    return f"nothing is called {place} in {file}" if file and place and place not in places.get(file, ()) else None
 
 
-def sources():
-    """Every text of the book: (path, where it stands, text)."""
-    for edition in EDITIONS:
-        for name in page_names():
-            path = page_path(name, edition)
-            yield path, shown(path), path.read_text(encoding="utf-8")
-        for name in lesson_names():
-            path = Lesson(name, edition).path
-            for cell in read_notebook(path)["cells"]:
-                if cell["cell_type"] == "markdown":
-                    yield path, f"{shown(path)}, cell {cell['id']}", cell["source"]
+def outdated_runs(book: Book) -> Iterator[Problem]:
+    """Recorded outputs whose code has changed since."""
+    for name, lesson, cell in [(run.name, *place) for run in book.recorded for place in stale(book, run)]:
+        where = f"runs/{name}.json: {lesson}, cell {cell}"
+        yield Problem(where, "recorded from an older version of the cell", note=True)
 
 
-def links():
-    """Links to files, labels or cells that do not exist."""
-    problems = []
-    labels = {edition: set() for edition in EDITIONS}
-    places = {}  # path -> the labels and cells in it, to which a link can lead
-    for path, where, text in sources():
-        for label in LABEL.findall(text):
-            if label in labels[path.parent.name]:
-                problems.append(f"{where}: the label {label} is given twice")
-            labels[path.parent.name].add(label)
-        places.setdefault(path, set()).update(LABEL.findall(text), TERM.findall(text))
-    for lesson in select():
-        cells = [cell["id"] for cell in read_notebook(lesson.path)["cells"] if cell["cell_type"] == "code"]
-        places.setdefault(lesson.path, set()).update(CELL_ANCHOR + id for id in cells)
-    for path, where, text in sources():
-        for link in LINK.findall(text):
-            file, _, place = link.partition("#")
-            target = (path.parent / file).resolve()
-            if "://" in link:
-                continue
-            if not target.exists():
-                problems.append(f"{where}: no file {file}")
-            elif not file and place not in labels[path.parent.name]:
-                problems.append(f"{where}: no label {place}")
-            elif file and place and place not in places.get(target, ()):
-                problems.append(f"{where}: nothing is called {place} in {file}")
-    return problems
-
-
-def stale():
-    """Translations whose English text has changed since, and recorded outputs whose code has."""
-    lines = [
-        f"runs/{run.name}.json: {lesson}, cell {cell}: recorded from an older version of the cell"
-        for run in recorded()
-        for lesson, cell in stale_cells(run)
-    ]
-    for name in lesson_names():
-        for cell in behind(name):
-            lines.append(
-                f"notebooks/zh/{name}.ipynb, cell {cell}: the English text has changed; "
-                f"when it is translated, run: python -m book translated {name} {cell}"
-            )
-    for name in page_names():
-        if page_is_behind(name):
-            lines.append(
-                f"book/pages/zh/{name}.md: the English text has changed; "
-                f"when it is translated, run: python -m book translated {name}"
-            )
-    return lines
+def outdated_translations(book: Book) -> Iterator[Problem]:
+    for page in [page for edition in book.translations for page in edition.pages.values()]:
+        behind = book.behind(page)
+        if behind and not any(page.translates.values()):
+            text = f"not translated yet, as far as is noted; when it is: python -m book translated {page.name}"
+            yield Problem(page.path, text, note=True)
+            behind = []
+        for cell in behind:
+            again = f"python -m book translated {page.name} {cell.id}".strip()
+            yield Problem(page.where(cell), f"the source has changed; when it is translated: {again}", note=True)

@@ -1,150 +1,230 @@
-"""Runs as evidence: recorded for the site to show, listed, and compared.
+"""Runs as evidence: read and written, recorded for the site to show, listed and compared.
 
-A run is a folder with ``run.json`` and executed notebooks (see ``execute``). What the book ships of a run is one file,
-``runs/NAME.json``: on what each lesson was executed and when, and the outputs of the cells with the tag ``compare``,
-each with a hash of the code that put it out. The site shows these beside its own.
+A run is a folder: the executed notebooks, ``en/*.ipynb`` and so on, and ``run.json``, which says for each of them on
+what it was executed and when. What the book ships of a run is one file, ``runs/NAME.json``: that same record, and the
+outputs of the cells with the tag ``compare``, each with a hash of the code that put it out.
 """
+
+from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import json
 import re
-from dataclasses import dataclass
+import shutil
+import tokenize
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from .execute import RUN, RUNS, without_comments, write_json
-from .lessons import ROOT, BookError, Lesson, lesson_names, read_notebook, shown
+from . import files
+from .model import COMPARE_TAG, Book, BookError, Cell, Lesson, Problem, Provenance, Recorded, Result, Run
 
-RECORDED = ROOT / "runs"
-TAG = "compare"
-UNKNOWN = 5  # seconds, for a lesson that no recorded run has
-
-
-@dataclass
-class Run:
-    name: str
-    lessons: dict  # "en/01_device" -> on what it was executed and when, as in run.json
-    cells: dict  # "en/01_device" -> cell id -> {"code": hash of its code, "outputs": as in a notebook}
+UNKNOWN = 5.0  # seconds, for a lesson that no recorded run has
 
 
-def code_hash(source):
+def run_folder(root: Path) -> Path:
+    """The last run: what the pages show."""
+    return root / "_build" / "run"
+
+
+def runs_folder(root: Path) -> Path:
+    """The runs for several GPU counts."""
+    return root / "_build" / "runs"
+
+
+def code_hash(source: str) -> str:
     """What a recorded output remembers of the code that put it out; comments do not count."""
     return hashlib.sha256(without_comments(source).encode()).hexdigest()[:12]
 
 
-def machine_name(provenance):
-    """What a lesson was executed on: "2 × NVIDIA H200", "mps" or "CPU"."""
-    gpus = provenance["gpus"]
-    return f"{len(gpus)} × {gpus[0]}" if gpus else provenance["accelerator"] or "CPU"
-
-
-def from_folder(folder):
-    """The run in a folder, with all its code cells. Raises BookError if there is none."""
+def without_comments(source: str) -> str:
+    """Code without the text of its comments; every line stays, since errors name line numbers."""
+    lines = source.splitlines()
     try:
-        lessons = json.loads((folder / "run.json").read_text(encoding="utf-8"))["lessons"]
-    except FileNotFoundError:
-        raise BookError(f"{shown(folder)}: no run is there; run: python -m book execute") from None
-    cells = {}
-    for id in lessons:
-        notebook = read_notebook(folder / f"{id}.ipynb")
-        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        cells[id] = {c["id"]: {"code": code_hash(c["source"]), "outputs": c["outputs"]} for c in code}
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):  # a cell with %magic
+        return source
+    for token in tokens:
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+    return "\n".join(lines)
+
+
+def result_from(data: dict[str, Any]) -> Result:
+    return Result(**{**data, "provenance": Provenance(**data["provenance"])})
+
+
+def record_in(folder: Path) -> dict[str, Any] | None:
+    """What run.json says of each lesson, or None if there is none that can be read."""
+    content = files.read_json(folder / "run.json")
+    lessons = content.get("lessons") if isinstance(content, dict) else None
+    return lessons if isinstance(lessons, dict) else None
+
+
+def from_folder(folder: Path) -> Run | None:
+    """The run in a folder, with all its code cells, or None if there is none. A notebook that cannot be read counts
+    as not executed."""
+    record = record_in(folder)
+    if record is None:
+        return None
+    lessons, cells = {}, {}
+    for id, provenance in record.items():
+        try:
+            notebook = files.parse_notebook(files.read_text(folder / f"{id}.ipynb", folder), id)
+            lessons[id] = Provenance(**provenance)
+        except (BookError, KeyError, TypeError):
+            continue
+        cells[id] = {
+            cell.id: Recorded(code_hash(cell.source), list(cell.outputs)) for cell in notebook if cell.kind == "code"
+        }
     return Run(folder.name, lessons, cells)
 
 
-def from_file(path):
+def from_file(path: Path, root: Path) -> Run:
     """A recorded run. Raises BookError if the file is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Run(path.stem, content["lessons"], content["cells"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise BookError(f"{shown(path)}: not a recorded run: {error!r}") from None
+        content = json.loads(files.read_text(path, root))
+        lessons = {id: Provenance(**data) for id, data in content["lessons"].items()}
+        cells = {id: {cell: Recorded(**data) for cell, data in kept.items()} for id, kept in content["cells"].items()}
+        return Run(path.stem, lessons, cells)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BookError(Problem(files.shown(path, root), f"not a recorded run: {error!r}")) from None
 
 
-def recorded():
+def to_json(run: Run) -> dict[str, Any]:
+    lessons = {id: asdict(provenance) for id, provenance in sorted(run.lessons.items())}
+    cells = {id: {cell: asdict(kept) for cell, kept in found.items()} for id, found in run.cells.items()}
+    return {"lessons": lessons, "cells": cells}
+
+
+def write_run(book: Book, folder: Path, results: dict[Lesson, Result]) -> None:
+    """Completes the run in this folder with these results; lessons of the book not among them stay as they were.
+
+    A notebook that stays the same keeps its date, by which Sphinx knows that its page need not be made anew.
+    """
+    old = record_in(folder) or {}
+    new: dict[str, str] = {}
+    record = {}
+    for lesson in book.lessons:
+        path = f"{lesson.id}.ipynb"
+        if lesson in results:
+            outputs = results[lesson].outputs
+            cells = [replace(c, outputs=tuple(outputs.get(c.id, ()))) for c in lesson.cells]
+            new[path] = files.json_text(files.notebook_json(cells, executed=True))
+            record[lesson.id] = asdict(results[lesson].provenance)
+        elif lesson.id in old and (folder / path).exists():
+            new[path] = (folder / path).read_text(encoding="utf-8")
+            record[lesson.id] = old[lesson.id]
+    same = {path for path in new if (folder / path).exists() and (folder / path).read_text("utf-8") == new[path]}
+    if len(same) == len(new) and files.json_text(record) == files.json_text(old):
+        return
+    with files.new_folder(folder) as fresh:
+        for path, text in new.items():
+            if path in same:
+                (fresh / path).parent.mkdir(exist_ok=True)
+                shutil.copy2(folder / path, fresh / path)
+            else:
+                files.write_text(fresh / path, text)
+        files.write_json(fresh / "run.json", {"lessons": record})
+
+
+def not_executed(book: Book, run: Run | None) -> list[Lesson]:
+    """The lessons that the run lacks, or has with other code than is here."""
+
+    def same(lesson: Lesson) -> bool:
+        known = run.cells.get(lesson.id, {}) if run else {}
+        return {c.id: code_hash(c.source) for c in lesson.code} == {id: kept.code for id, kept in known.items()}
+
+    return [lesson for lesson in book.lessons if not same(lesson)]
+
+
+def noisy(results: dict[Lesson, Result]) -> list[tuple[Lesson, Cell]]:
+    """The cells that write to stderr."""
+    found = [(lesson, cell, results[lesson].outputs.get(cell.id, [])) for lesson in results for cell in lesson.code]
+    return [(lesson, cell) for lesson, cell, outputs in found if any(o.get("name") == "stderr" for o in outputs)]
+
+
+def recorded(root: Path) -> list[Run]:
     """All recorded runs, by name."""
-    return [from_file(path) for path in sorted(RECORDED.glob("*.json"))]
+    return [from_file(path, root) for path in sorted((root / "runs").glob("*.json"))]
 
 
-def expected_seconds():
-    """A function that says how long a lesson will take: as long as in the recorded runs, by its id."""
-    known = {id: provenance["seconds"] for run in recorded() for id, provenance in run.lessons.items()}
-    return lambda id: known.get(id, UNKNOWN)
+def local(root: Path) -> list[Run]:
+    """The runs of this machine: the last one, and those for several GPU counts."""
+    folders = [run_folder(root), *sorted(runs_folder(root).glob("*"))]
+    return [run for run in map(from_folder, folders) if run]
 
 
-def find(name):
+def expected_seconds(book: Book) -> dict[str, float]:
+    """How long lessons have taken in the recorded runs, by lesson id."""
+    return {id: provenance.seconds for run in book.recorded for id, provenance in run.lessons.items()}
+
+
+def find(book: Book, name: str) -> Run:
     """A run by its name, or by the path of its file or folder; "run" is the last one."""
-    for path in (Path(name), RECORDED / f"{name}.json", RUNS / name):
+    root = book.root
+    for path in (Path(name), root / "runs" / f"{name}.json", runs_folder(root) / name, root / "_build" / name):
         if path.is_file():
-            return from_file(path)
-        if (path / "run.json").is_file():
-            return from_folder(path)
-    if name == RUN.name:
-        return from_folder(RUN)
-    known = [run.name for run in [*local(), *recorded()]]
+            return from_file(path, root)
+        if run := from_folder(path):
+            return run
+    known = [run.name for run in [*local(root), *book.recorded]]
     raise BookError(f"no run is called {name}; there are: {', '.join(known) or 'none'}")
 
 
-def local():
-    """The runs of this machine: the last one, and those for several GPU counts."""
-    folders = [RUN, *sorted(RUNS.glob("*"))]
-    return [from_folder(folder) for folder in folders if (folder / "run.json").exists()]
+def record(book: Book, name: str) -> Path:
+    """Writes what the site shows of a run to runs/; returns the file.
 
-
-def record(name):
-    """Writes what the site shows of a run to runs/; returns the file."""
-    run = find(name)
-    cells = {}
-    for id in run.lessons:
-        kept = {cell["id"]: run.cells[id][cell["id"]] for cell in tagged(id) if cell["id"] in run.cells[id]}
-        if kept:
-            cells[id] = kept
-    if not cells:
-        raise BookError(f"{name}: none of its lessons has a cell with the tag {TAG}")
-    machines = {machine_name(provenance) for provenance in run.lessons.values()}
-    if len(machines) > 1:
-        raise BookError(
-            f"{name}: executed on several machines ({', '.join(sorted(machines))}); execute it with --force"
-        )
-    target = RECORDED / (re.sub(r"\W+", "-", machines.pop().replace("×", "x")).lower() + ".json")
-    write_json(target, {"lessons": run.lessons, "cells": cells})
+    Raises BookError if the run was not executed on one machine at one commit, without other changes.
+    """
+    run = find(book, name)
+    kept = {id: {cell: run.cells[id][cell] for cell in compared(book, id) if cell in run.cells[id]} for id in run.cells}
+    kept = {id: cells for id, cells in kept.items() if cells}
+    if not kept:
+        raise BookError(f"{name}: none of its lessons has a cell with the tag {COMPARE_TAG}")
+    machines = sorted({provenance.machine for provenance in run.lessons.values()})
+    commits = sorted({str(provenance.commit) for provenance in run.lessons.values()})
+    for what, found in (("on several machines", machines), ("at several commits", commits)):
+        if len(found) > 1:
+            raise BookError(f"{name}: executed {what} ({', '.join(found)}); execute it with --force")
+    if commits[0].endswith("+"):
+        raise BookError(f"{name}: executed while files differed from commit {commits[0][:-1]}; commit, then --force")
+    target = book.root / "runs" / (re.sub(r"\W+", "-", machines[0].replace("×", "x")).lower() + ".json")
+    files.write_json(target, to_json(Run(target.stem, run.lessons, kept)))
     return target
 
 
-def tagged(id):
-    """The cells of a lesson, as it is now, that are to be compared between runs."""
-    edition, name = id.split("/")
-    if name not in lesson_names():
-        return []
-    cells = read_notebook(Lesson(name, edition).path)["cells"]
-    return [cell for cell in cells if TAG in cell["metadata"].get("tags", [])]
+def compared(book: Book, id: str) -> dict[str, str]:
+    """The cells of a lesson, as it is now, that are to be compared between runs, each with the hash of its code."""
+    page = book.page(id)
+    return {cell.id: code_hash(cell.source) for cell in page.cells if COMPARE_TAG in cell.tags} if page else {}
 
 
-def stale(run):
+def stale(book: Book, run: Run) -> list[tuple[str, str]]:
     """The recorded cells whose code has changed since: [(lesson id, cell id)]."""
-    found = []
-    for id, cells in run.cells.items():
-        now = {cell["id"]: code_hash(cell["source"]) for cell in tagged(id)}
-        found += [(id, cell) for cell, known in cells.items() if known["code"] != now.get(cell)]
-    return found
+    now = {id: compared(book, id) for id in run.cells}
+    return [(id, cell) for id, cells in run.cells.items() for cell in cells if cells[cell].code != now[id].get(cell)]
 
 
-def compare(first, second):
+def compare(first: Run, second: Run) -> list[tuple[str, str, str]]:
     """What differs between two runs: [(lesson id, cell id, difference as text)]. Images count as their bytes."""
     found = []
     for id in sorted(set(first.cells) & set(second.cells)):
         for cell in first.cells[id]:
             if cell in second.cells[id]:
-                before, after = (text_of(run.cells[id][cell]["outputs"]) for run in (first, second))
+                before, after = (text_of(run.cells[id][cell].outputs) for run in (first, second))
                 if before != after:
                     lines = difflib.unified_diff(before, after, first.name, second.name, lineterm="")
                     found.append((id, cell, "\n".join(lines)))
     return found
 
 
-def text_of(outputs):
+def text_of(outputs: list[dict[str, Any]]) -> list[str]:
     """Outputs as lines of text."""
-    lines = []
+    lines: list[str] = []
     for output in outputs:
         for kind, value in output.get("data", {"text": output.get("text", output.get("traceback"))}).items():
             lines += [f"({kind})"] if kind != "text" else []

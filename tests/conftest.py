@@ -1,25 +1,35 @@
-"""What several test modules need: a copy of the repository, its built site, a browser."""
+"""What the tests of the real book share: its lessons, executed once, and the book as it ships."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from filelock import FileLock
 
-from book.machine import WARM
-
-pytest_plugins = ["tests.alone"]
+from book import files, runs, sources
+from tests.appended import append, without_appended
 
 ROOT = Path(__file__).resolve().parent.parent
-EDITIONS = ("en", "zh")
-MARK = "BOOK_UNDER_TEST"  # an environment variable, by which processes are found again
-LESSONS = sorted(path.stem for path in (ROOT / "notebooks" / "en").glob("*.ipynb"))
+BOOK = sources.load(ROOT)
+EDITIONS = list(BOOK.editions)
+NAMES = [lesson.name for lesson in BOOK.source.lessons]
+LESSONS = [lesson.id for lesson in BOOK.lessons]  # en/01_device and so on
+
+# Put on the path of the kernels: whatever leaves this machine fails.
+NO_NETWORK = """
+import socket
+connect = socket.socket.connect
+def local_only(self, address):
+    if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(("127.", "::1", "localhost")):
+        raise OSError(f"no network in this test: {address}")
+    return connect(self, address)
+socket.socket.connect = local_only
+"""
 
 
 def copy_repository(target):
@@ -32,106 +42,81 @@ def copy_repository(target):
 def run_book(folder, *arguments, timeout=180, **environment):
     """`python -m book` in this copy of the repository, as a process."""
     command = [sys.executable, "-m", "book", *arguments]
-    # The fewer modules are imported beforehand, the sooner the few cells of a test run.
-    environment = {**os.environ, "COLUMNS": "160", "WARM_KERNEL_MODULES": "torch", MARK: str(folder), **environment}
+    kept = {key: value for key, value in os.environ.items() if key not in ("MATPLOTLIBRC", "MPLBACKEND")}
+    environment = {**kept, "COLUMNS": "160", **environment}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
-def processes_of(folder):
-    """The processes that `run_book` has started for this copy, and all that these have started."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+def execute(folder, names, *options):
+    """Executes these lessons of a copy of the repository without a network; returns what went wrong, or nothing.
+
+    Tests share the machine with each other: the limits of time, which are for lessons that hang, are wider here.
+    """
+    config = (folder / "_config.yml").read_text(encoding="utf-8")
+    wider = re.sub(r"(timeout|deadline): (\d+)", lambda match: f"{match[1]}: {4 * int(match[2])}", config)
+    (folder / "_config.yml").write_text(wider, encoding="utf-8")
+    guard = folder.parent / "no-network"
+    guard.mkdir(exist_ok=True)
+    (guard / "sitecustomize.py").write_text(NO_NETWORK)
+    path = os.pathsep.join(filter(None, [str(guard), os.environ.get("PYTHONPATH")]))
+    done = run_book(folder, "execute", *names, *options, timeout=1200, PYTHONPATH=path)
+    return done.stderr if done.returncode else ""
+
+
+def needed(request, fixture):
+    """The names of the lessons that those tests look at that use this fixture: what their ids name, or else all."""
+    ids = [item.nodeid for item in request.session.items if fixture in item.fixturenames]
+    found = {name for id in ids for name in [name for name in NAMES if name in id] or NAMES}
+    return sorted(found)
 
 
 @pytest.fixture(scope="session")
-def book(tmp_path_factory):
-    """A copy of the repository in which the book has been built, once for all processes that run the tests."""
+def place(tmp_path_factory):
+    """A folder that all processes of this run of the tests have."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "book" / "repository"
-    folder.parent.mkdir(exist_ok=True)
-    with FileLock(folder.parent / "lock"):
-        if not folder.exists():
-            from tests.alone import NO_NETWORK, answer_in
-
-            answer_in(copy_repository(folder))
-            (folder.parent / "sitecustomize.py").write_text(NO_NETWORK)
-            environment = {"WARM_KERNEL_MODULES": ",".join(WARM), "PYTHONPATH": str(folder.parent)}
-            built = run_book(folder, "build", timeout=600, **environment)
-            (folder.parent / "said.txt").write_text(f"{built.returncode}\n{built.stdout}{built.stderr}")
-    said = (folder.parent / "said.txt").read_text()
-    assert said.startswith("0\n"), said
-    return folder
+    place = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "book"
+    place.mkdir(exist_ok=True)
+    return place
 
 
-@pytest.fixture
-def repository(book, tmp_path):
-    """A copy of the built book that a test may spoil."""
-    return Path(shutil.copytree(book, tmp_path / "repository", symlinks=True))
-
-
-def edit(repository, edition, name, change):
-    """Applies a change to the cells of a lesson."""
-    path = repository / "notebooks" / edition / f"{name}.ipynb"
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    change(notebook["cells"])
-    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def set_code(repository, name, cell_id, code, editions=EDITIONS):
-    def change(cells):
-        cell = next(cell for cell in cells if cell["id"] == cell_id)
-        cell["source"] = code.splitlines(keepends=True)
-
-    for edition in editions:
-        edit(repository, edition, name, change)
-
-
-def notes_on_sources(repository):
-    """What `check` notes, but for recorded runs, which may well be of older cells."""
-    lines = run_book(repository, "check").stdout.splitlines()
-    return [line for line in lines if not line.startswith("note: runs/")]
-
-
-def site(repository):
-    """The site as a dict: path -> bytes."""
-    folder = repository / "_build" / "html"
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def spoiled(repository):
-    """Builds a spoiled book: it must fail in good order. Returns what it said."""
-    site_before = site(repository)
-
-    def build(*arguments):
-        done = run_book(repository, *(arguments or ("build",)))
-        assert done.returncode == 1
-        assert "Traceback" not in done.stdout + done.stderr
-        assert site(repository) == site_before, "the last good site stays whole"
-        assert not processes_of(repository), "no process is left behind"
-        return done.stderr
-
-    return build
+def once(place, name, make):
+    """The folder that `make` fills in the first process that asks for it; it returns what went wrong, for all of them."""
+    said = place / f"{name}.txt"
+    with FileLock(place / f"{name}.lock"):
+        if not said.exists():
+            said.write_text(make(place / name), encoding="utf-8")
+    if text := said.read_text(encoding="utf-8"):
+        pytest.fail(text, pytrace=False)
+    return place / name
 
 
 @pytest.fixture(scope="session")
-def browser():
-    """A headless Chromium."""
-    from playwright.sync_api import Error, sync_playwright
+def executed(place, request):
+    """A copy of the repository whose lessons have been executed, with their exercises answered."""
 
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with sync_playwright() as playwright:
-        try:
-            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-            chromium = playwright.chromium.launch(executable_path=found, args=flags)
-        except Error as error:
-            reason = f"no browser: {str(error).splitlines()[0]}"
-            if os.environ.get("CI"):
-                pytest.fail(reason)
-            pytest.skip(reason)
-        yield chromium
-        chromium.close()
+    def make(folder):
+        append(BOOK, copy_repository(folder))
+        return execute(folder, needed(request, "executed"))
+
+    return once(place, "executed", make)
+
+
+@pytest.fixture(scope="session")
+def run(executed):
+    """What the lessons have put out, and the cells that tests have appended to them."""
+    return runs.from_folder(runs.run_folder(executed))
+
+
+@pytest.fixture(scope="session")
+def shipped(place, executed):
+    """A copy of the repository with that execution, as if nothing had been appended to the lessons."""
+
+    def make(folder):
+        copy_repository(folder)
+        for path in runs.run_folder(executed).rglob("*.ipynb"):
+            notebook = without_appended(json.loads(path.read_text(encoding="utf-8")))
+            files.write_json(runs.run_folder(folder) / path.relative_to(runs.run_folder(executed)), notebook)
+        shutil.copy(runs.run_folder(executed) / "run.json", runs.run_folder(folder))
+        return ""
+
+    return once(place, "shipped", make)

@@ -35,7 +35,11 @@ def english_files():
     folders = ("book", "notebooks/en", "tests", "tools", "warm-kernel", ".github/workflows")
     files = [*ROOT.glob("*.*"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
     kinds = (".py", ".md", ".ipynb", ".yml", ".sh", ".js", ".css", ".toml", ".cff")
-    return [str(f) for f in files if f.suffix in kinds and "zh" not in f.parts and not f.name.endswith(".zh.md")]
+    return [
+        str(f)
+        for f in files
+        if f.suffix in kinds and not {"zh", "bad"} & set(f.parts) and not f.name.endswith(".zh.md")
+    ]
 
 
 @pytest.mark.parametrize(

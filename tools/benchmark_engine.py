@@ -31,7 +31,7 @@ from rich.table import Table
 from book.machine import WARM
 
 ROOT = Path(__file__).resolve().parent.parent
-EDITIONS = ("en", "zh")
+EDITIONS = tuple(sorted(path.parent.name for path in ROOT.glob("notebooks/*/edition.yml")))
 BUILT = (".git", ".venv", "_build", "__pycache__", ".ipynb_checkpoints", "*.mo")
 STOCK = {"only_build_toc_files": True, "execute": {"execute_notebooks": "force", "timeout": 120}}
 LOOP = """
@@ -43,13 +43,14 @@ for path in sys.argv[1:]:
 
 # Executes notebooks in kernels forked from one process; prints the CPU seconds that these took.
 KERNELS = """
-import resource, sys, nbformat, psutil, warm_kernel
+import os, resource, sys, nbformat, psutil, warm_kernel
 from nbclient import NotebookClient
-for path in sys.argv[1:]:
-    NotebookClient(nbformat.read(path, as_version=4), timeout=120).execute()
-[zygote] = warm_kernel.zygotes.values()
-own = psutil.Process(zygote.process.pid).cpu_times()
-zygote.end()
+with warm_kernel.prewarm(os.environ) as warm:
+    assert warm.wait(), warm.reason
+    for path in sys.argv[1:]:
+        NotebookClient(nbformat.read(path, as_version=4), timeout=120).execute()
+    [zygote] = psutil.Process().children()
+    own = zygote.cpu_times()
 all = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(all.ru_utime + all.ru_stime - own.user - own.system)
 """
@@ -73,17 +74,21 @@ def small_book(folder, times):
                 if cell["cell_type"] == "markdown":
                     cell["source"] = plain("".join(cell["source"])).splitlines(keepends=True)
             first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+            title, text = notebook["cells"][0], "".join(notebook["cells"][0]["source"])
             code = "".join(first["source"])
-            for number in range(times):
-                first["source"] = f"{code}\ncopy_number = {number}".splitlines(keepends=True)  # no result serves two
-                name = path.stem if number == 0 else f"{path.stem}_{number}"
+            for copy in range(times):
+                first["source"] = f"{code}\ncopy_number = {copy}".splitlines(keepends=True)  # no result serves two
+                number = (int(path.stem[:2]) - 1) * times + copy + 1
+                title["source"] = re.sub(r"^# \d+\.", f"# {number}.", text, flags=re.MULTILINE).splitlines(
+                    keepends=True
+                )
+                name = path.stem if copy == 0 else f"{path.stem}_{copy}"
                 write(path.with_name(f"{name}.ipynb"), notebook)
-        for path in (folder / "book" / "pages" / edition).glob("*.md"):
+        for path in (folder / "notebooks" / edition).glob("*.md"):
             path.write_text(plain(path.read_text(encoding="utf-8")), encoding="utf-8")
-    names = sorted(path.stem for path in (folder / "notebooks" / "en").glob("*.ipynb"))
-    toc = yaml.safe_load((folder / "_toc.yml").read_text(encoding="utf-8"))
-    pages = [entry for entry in toc["chapters"] if "/pages/" in entry["file"]]
-    toc["chapters"] = [*({"file": f"notebooks/en/{name}"} for name in names), *pages]
+    names = sorted(path.stem for path in (folder / "notebooks" / EDITIONS[0]).glob("*.ipynb"))
+    pages = sorted(path.stem for path in (folder / "notebooks" / EDITIONS[0]).glob("*.md") if path.stem != "index")
+    toc = {"format": "jb-book", "root": "index", "chapters": [{"file": name} for name in [*names, *pages]]}
     (folder / "_toc.yml").write_text(yaml.safe_dump(toc), encoding="utf-8")
     return folder
 
@@ -96,11 +101,9 @@ def write(path, notebook):
 def stock_book(source, target, edition):
     """What a stock Jupyter Book needs of an edition: the same lessons and pages."""
     shutil.copytree(source / "notebooks" / edition, target)
-    for path in (source / "book" / "pages" / edition).glob("*.md"):
-        shutil.copy(path, target)
-    pages = {path.stem for path in target.iterdir()} - {"index"}
-    chapters = [{"file": name} for name in sorted(pages)]
-    (target / "_toc.yml").write_text(yaml.safe_dump({"format": "jb-book", "root": "index", "chapters": chapters}))
+    for path in target.glob("*.md"):  # directives that stock tools do not know
+        path.write_text(re.sub(r"^```{.*?^```$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE), "utf-8")
+    shutil.copy(source / "_toc.yml", target)
     (target / "_config.yml").write_text(yaml.safe_dump({"title": edition, **STOCK}))
     return target
 
@@ -159,7 +162,7 @@ def ways(work):
 
     def edited(cell_type):
         number = next(edits)
-        for edition in EDITIONS if cell_type == "code" else ("en",):
+        for edition in EDITIONS if cell_type == "code" else EDITIONS[:1]:
             path = book / "notebooks" / edition / "03_model.ipynb"
             notebook = json.loads(path.read_text(encoding="utf-8"))
             cell = [cell for cell in notebook["cells"] if cell["cell_type"] == cell_type][1]

@@ -57,12 +57,13 @@ class GzipHandler(SimpleHTTPRequestHandler):
 
 
 def stock_book(target):
-    """A Jupyter Book with its own theme, made of the staged English edition; returns the folder of its pages."""
-    stage = ROOT / "_build" / "stage" / "en"
-    shutil.copytree(stage, target, ignore=shutil.ignore_patterns("downloads", "book"))
+    """A Jupyter Book with its own theme, made of the executed English edition; returns the folder of its pages."""
+    shutil.copytree(ROOT / "notebooks" / "en", target)
+    for path in (ROOT / "_build" / "run" / "en").glob("*.ipynb"):
+        shutil.copy(path, target)
+    shutil.copy(ROOT / "_toc.yml", target)
     config = {"title": "Stock", "execute": {"execute_notebooks": "off"}, "only_build_toc_files": True}
-    schemes = {"myst_url_schemes": {"https": None, "page": "{{path}}.html#{{fragment}}"}}
-    (target / "_config.yml").write_text(yaml.safe_dump({**config, "sphinx": {"config": schemes}}))
+    (target / "_config.yml").write_text(yaml.safe_dump(config))
     subprocess.run([ROOT / ".venv/bin/jupyter-book", "build", target, "-q"], check=True, capture_output=True)
     return target / "_build" / "html"
 

@@ -1,8 +1,14 @@
-// The first page leads to the edition that was chosen last, or to the browser's language.
-let edition = (navigator.language || "").startsWith("zh") ? "zh" : "en";
+// The first page leads to the edition that was chosen last, or to one in the browser's language, or to the first.
+const links = [...document.querySelectorAll("a[data-edition]")];
+let chosen = null;
 try {
-  edition = localStorage.getItem("edition") || edition;
+  chosen = localStorage.getItem("edition");
 } catch {
   // Storage may be forbidden.
 }
-location.replace(`${edition === "zh" ? "zh" : "en"}/index.html`);
+const language = (navigator.language || "").split("-")[0];
+const link =
+  links.find((each) => each.dataset.edition === chosen) ??
+  links.find((each) => each.hreflang.split("-")[0] === language) ??
+  links[0];
+location.replace(link.getAttribute("href"));

@@ -1,41 +1,7 @@
-// The split explorer: who gets which rows of a batch. <split-explorer> holds what readers without scripts see.
+// The split explorer: who gets which rows of a batch. <split-explorer> holds what readers without scripts see; its
+// words come with it, in the page's language (templates/explorer.html).
 
 const MOST = { rows: 256, gpus: 64 };
-
-const WORDS = {
-  en: {
-    rows: "Rows in the batch",
-    columns: "Columns in the batch",
-    gpus: "GPUs",
-    dim: "Cut along",
-    shape: (shape) => `The batch has the shape (${shape}).`,
-    chunk: (rows, gpus, c) => `Chunk: ⌈${rows}/${gpus}⌉ = ${c}`,
-    count: (rows, c, k) => `Chunks: ⌈${rows}/${c}⌉ = ${k}`,
-    last: (rows, c, k, last) => `Last chunk: ${rows} − ${k - 1} × ${c} = ${last}`,
-    busy: (k, n) => `GPUs at work: ${k} of ${n}`,
-    used: (rows, n, c, percent) => `Used: ${rows} / (${n} × ${c}) = ${percent} %`,
-    why: "The step lasts as long as the largest chunk; “used” is the part of that time in which the GPUs have rows to work on.",
-    idle: "idle",
-    gets: "gets",
-    table: ["GPU", "from", "to", "chunk's shape"],
-  },
-  zh: {
-    rows: "批次的行数",
-    columns: "批次的列数",
-    gpus: "GPU 个数",
-    dim: "沿哪一维切分",
-    shape: (shape) => `批次的形状是 (${shape})。`,
-    chunk: (rows, gpus, c) => `数据块：⌈${rows}/${gpus}⌉ = ${c}`,
-    count: (rows, c, k) => `块数：⌈${rows}/${c}⌉ = ${k}`,
-    last: (rows, c, k, last) => `最后一块：${rows} − ${k - 1} × ${c} = ${last}`,
-    busy: (k, n) => `工作的 GPU：${k} / ${n}`,
-    used: (rows, n, c, percent) => `利用率：${rows} / (${n} × ${c}) = ${percent} %`,
-    why: "一步的用时由最大的数据块决定；利用率指这段时间里 GPU 有数据可算的比例。",
-    idle: "空闲",
-    gets: "分到",
-    table: ["GPU", "从", "到", "数据块的形状"],
-  },
-};
 
 const FEATURES = 5; // the size of the dimension that is not cut, as in the lessons
 
@@ -49,7 +15,7 @@ class SplitExplorer extends HTMLElement {
   }
 
   connectedCallback() {
-    this.words = WORDS[document.documentElement.lang.startsWith("zh") ? "zh" : "en"];
+    this.words = JSON.parse(this.dataset.words);
     this.state = { rows: 30, gpus: 8, dim: 0 };
     const linked = this.readAddress();
     this.build();
@@ -128,17 +94,10 @@ class SplitExplorer extends HTMLElement {
     const shapeOf = (size) => (dim === 0 ? [size, FEATURES] : [FEATURES, size]).join(", ");
     const chunks = SplitExplorer.split(rows, gpus);
     const [chunk, last, percent] = [chunks[0], chunks.at(-1), Math.round((100 * rows) / (gpus * chunks[0]))];
-    this.shape.textContent = words.shape(shapeOf(rows));
+    this.shape.textContent = filled(words.shape, { shape: shapeOf(rows) });
+    const values = { rows, gpus, chunk, last, percent, chunks: chunks.length, others: chunks.length - 1 };
     this.law.replaceChildren();
-    for (const line of [
-      words.chunk(rows, gpus, chunk),
-      words.count(rows, chunk, chunks.length),
-      words.last(rows, chunk, chunks.length, last),
-      words.busy(chunks.length, gpus),
-      words.used(rows, gpus, chunk, percent),
-    ]) {
-      add(this.law, "li", {}, line);
-    }
+    for (const line of ["chunk", "count", "last", "busy", "used"]) add(this.law, "li", {}, filled(words[line], values));
     this.showStrip(chunks, gpus);
     this.showTable(chunks, gpus, shapeOf);
   }
@@ -171,6 +130,11 @@ class SplitExplorer extends HTMLElement {
       start += size ?? 0;
     }
   }
+}
+
+// A sentence such as "Chunks: %(chunks)s" with its values.
+function filled(sentence, values) {
+  return sentence.replace(/%\((\w+)\)s/g, (_, name) => values[name]).replace("%%", "%");
 }
 
 function add(parent, tag, attributes, text) {

@@ -1,0 +1,250 @@
+"""The Sphinx extension: what the site adds to a page, by Sphinx's own events.
+
+It finds the book above the folder that is built, and in ``_build/run``, if that is there, the outputs of its lessons.
+So a plain ``jupyter-book build notebooks/zh --toc _toc.yml`` shows the pages that ``python -m book build`` shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+from xml.etree import ElementTree
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.config import Config
+from sphinx.environment import BuildEnvironment
+from sphinx.locale import _
+from sphinx.transforms import SphinxTransform
+from sphinx.util.docutils import SphinxDirective
+
+from . import files, runs
+from .check import text_of
+from .model import CELL_ANCHOR, Cell, Lesson, Recorded, Run
+from .site import prints, repository
+from .sources import find_root, load
+
+HERE = Path(__file__).parent
+EXPLORER = "split-explorer"  # the directive, and the tag of a cell that the explorer stands after
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    pages = Pages(Path(app.srcdir))
+    app.connect("config-inited", pages.configure, priority=1)
+    app.connect("source-read", pages.add_outputs)
+    app.connect("doctree-read", pages.note_facts)
+    app.connect("env-updated", pages.rewrite_all)
+    app.connect("html-page-context", pages.add_context)
+    app.connect("build-finished", pages.write_downloads)
+    LessonTable.pages = pages
+    app.add_directive("lesson-table", LessonTable)
+    app.add_directive(EXPLORER, SplitExplorer)
+    app.add_node(RunPanel, html=(visit_panel, lambda self, node: self.body.append("</section>\n")))
+    app.add_node(nodes.image, override=True, html=(visit_image, lambda self, node: None))
+    app.add_transform(MarkCells)
+    return {"parallel_read_safe": False}
+
+
+class Pages:
+    """The pages of one edition, and the events by which Sphinx makes them."""
+
+    def __init__(self, srcdir: Path):
+        self.book = load(find_root(srcdir))
+        self.edition = self.book.editions[srcdir.name]
+        self.folder = runs.run_folder(self.book.root)
+        self.run = runs.from_folder(self.folder) or Run("run", {}, {})
+
+    def configure(self, app: Sphinx, config: Config) -> None:
+        """The settings in which editions differ, and the places of templates and styles."""
+        edition = self.edition
+        config.language, config.html_title, config.author = edition.language, edition.title, edition.author
+        config.locale_dirs = [str(HERE / "locale")]
+        app._init_i18n()  # Sphinx chose the language before it loaded this extension
+        config.external_toc_path = str(self.book.root / "_toc.yml")  # one for all editions
+        config.templates_path, config.html_static_path = [str(HERE / "templates")], [str(HERE / "static")]
+        config.html_favicon = str(HERE / "static" / "favicon.svg")
+        config.nb_code_prompt_show, config.nb_code_prompt_hide = _("Show the code"), _("Hide the code")
+        config.html_baseurl = f"{self.book.address}/{edition.name}/" if self.book.address else ""
+        if not runs.not_executed(self.book, self.run):
+            config.nb_execution_mode = "off"
+
+    def add_outputs(self, app: Sphinx, docname: str, source: list[str]) -> None:
+        """Gives a lesson the outputs of the run, and those that other machines have recorded."""
+        lesson = self.edition.pages[docname]
+        made_of = [self.book.root / self.book.source.pages[docname].path]  # a translation says that it is behind
+        made_of += [HERE / "templates" / "explorer.html", *HERE.glob(f"locale/{self.edition.language}/*/*.po")]
+        if isinstance(lesson, Lesson):
+            made_of += [self.folder / f"{lesson.id}.ipynb", *(self.book.root / "runs").glob("*.json")]
+            source[0] = json.dumps(self.with_outputs(lesson))
+        for path in made_of:
+            app.env.note_dependency(str(path))
+
+    def with_outputs(self, lesson: Lesson) -> dict[str, Any]:
+        notebook = files.notebook_json(lesson.cells, executed=True)
+        done = self.run.cells.get(lesson.id, {})
+        cells: list[dict[str, Any]] = []
+        for cell, entry in zip(lesson.cells, notebook["cells"], strict=True):
+            entry["metadata"]["id"] = cell.id
+            if cell.id in done:
+                entry["outputs"] = done[cell.id].outputs
+            cells += [entry, *self.panels(lesson, cell, entry)]
+            if EXPLORER in cell.tags:
+                directive = f"```{{{EXPLORER}}}\n```\n"
+                cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
+        return {**notebook, "cells": cells}
+
+    def panels(self, lesson: Lesson, cell: Cell, entry: dict[str, Any]) -> list[dict[str, Any]]:
+        """Cells with the outputs of this page's run and of recorded ones; `MarkCells` makes panels of them."""
+        mine = self.run.lessons.get(lesson.id)
+        others = [run for run in self.book.recorded if cell.id in run.cells.get(lesson.id, {})]
+        if mine is None or not (others := [r for r in others if r.lessons[lesson.id].machine != mine.machine]):
+            return []
+        code = runs.code_hash(cell.source)
+        # The choice is kept from page to page by the key: the page's own run is the same tab everywhere.
+        shown = [("here", _("This page"), mine, Recorded(code, entry["outputs"]))]
+        for run in others:
+            at = run.lessons[lesson.id]
+            shown.append((at.machine, at.machine, at, run.cells[lesson.id][cell.id]))
+        panels = []
+        for key, title, at, kept in shown:
+            detail = f"{at.machine} · PyTorch {at.versions['torch']} · {at.executed[:10]}"
+            about = {"key": key, "title": title, "detail": detail, "stale": kept.code != code}
+            metadata = {**cell.metadata, "tags": ["remove-input"], "run": about}
+            panels.append({**entry, "id": f"{cell.id}-run", "outputs": kept.outputs, "metadata": metadata})
+        entry["outputs"] = []
+        return panels
+
+    def note_facts(self, app: Sphinx, doctree: nodes.document) -> None:
+        """Keeps in Sphinx's environment what other pages need to know of this one."""
+        metadata = app.env.metadata[app.env.docname]
+        first = next((p for p in doctree.findall(nodes.paragraph) if isinstance(p.parent, nodes.section)), None)
+        text = " ".join(first.astext().split()) if first is not None else ""
+        metadata["summary"] = text if len(text) <= 200 else f"{text[:199].rstrip()}…"
+        metadata["terms"] = list(terms_of(doctree))
+        # Places to which links of other pages may lead: MyST knows headings by itself, but neither cells nor spans.
+        ids = [id for node in doctree.findall(nodes.Element) for id in node["ids"]]
+        places = [*ids, *(anchor for anchor, *_rest in metadata["terms"])]
+        metadata["myst_slugs"] = {p: (0, p, "") for p in places} | dict(metadata.get("myst_slugs", {}))
+
+    def rewrite_all(self, app: Sphinx, env: BuildEnvironment) -> list[str]:
+        """All pages, if something changes that all of them show; Sphinx follows only what a page itself is made of."""
+        titles = [(name, title.astext(), env.metadata[name].get("terms")) for name, title in sorted(env.titles.items())]
+        paths = [path for folder in ("static", "templates", "locale") for path in (HERE / folder).rglob("*.*")]
+        texts = [path.read_bytes() for path in sorted(paths) if path.suffix != ".mo"]
+        editions = [(replace(e, pages={}), prints(self.book, e.name)) for e in self.book.editions.values()]
+        frame = hashlib.sha256(repr((titles, texts, editions, self.book.config)).encode()).hexdigest()
+        before, env.book_frame = getattr(env, "book_frame", None), frame  # type: ignore[attr-defined]
+        return [] if frame == before else sorted(env.found_docs)
+
+    def add_context(self, app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+        """What the templates know of a page."""
+        page, facts, settings = self.edition.pages.get(name), app.env.metadata, self.book.config.get("repository") or {}
+        lesson = page if isinstance(page, Lesson) else None
+        terms = [(doc, *term) for doc in facts for term in facts[doc].get("terms", [])]
+        context |= {
+            "book": self.book,
+            "edition": self.edition,
+            "repository": (place := repository(self.book)),
+            "place": place and page and f"{place}/blob/{settings.get('branch', 'main')}/{page.path}",
+            "summary": facts[name].get("summary") if name in facts else None,
+            "prints": prints(self.book, self.edition.name) if name == app.config.root_doc else [],
+            "behind": page and self.book.behind(page),
+            "lesson": lesson,
+            "terms": [(doc, anchor, term) for doc, anchor, term, targets in terms if lesson and name in targets],
+            "provenance": lesson and self.run.lessons.get(lesson.id),
+        }
+
+    def write_downloads(self, app: Sphinx, exception: Exception | None) -> None:
+        """Each lesson as a notebook without outputs, and as a script."""
+        for lesson in [] if exception or app.builder.name != "html" else self.edition.lessons:
+            target = Path(app.outdir) / lesson.file
+            notebook = files.json_text(files.notebook_json(lesson.cells))
+            if not target.exists() or target.read_text(encoding="utf-8") != notebook:
+                import jupytext
+
+                plain = jupytext.reads(notebook, "ipynb")
+                plain.metadata["jupytext"] = {"cell_metadata_filter": "-all", "notebook_metadata_filter": "-all"}
+                files.write_text(target.with_suffix(".py"), jupytext.writes(plain, "py:percent"))
+                files.write_text(target, notebook)
+
+
+def terms_of(doctree: nodes.document) -> Any:
+    """The entries of a glossary: (anchor, term, names of the pages to which it leads)."""
+    for item in doctree.findall(nodes.definition_list_item):
+        anchors = [raw.astext().split('"')[1] for raw in item.findall(nodes.raw) if 'id="' in raw.astext()]
+        names = [strong.astext().split(" · ")[0] for strong in item.findall(nodes.strong)]
+        targets = [xref["reftarget"] for xref in item.findall(addnodes.pending_xref)]
+        yield from [(anchor, names[0], targets) for anchor in anchors[:1]]
+
+
+class MarkCells(SphinxTransform):
+    """Gives each code cell an id to which links can lead, and puts outputs of several runs into panels."""
+
+    default_priority = 500
+
+    def apply(self, **kwargs: Any) -> None:
+        cells = [node for node in self.document.findall(nodes.container) if node.get("nb_element") == "cell_code"]
+        for node in cells:
+            about = node["cell_metadata"]
+            if "run" in about:
+                self.into_panel(node, about["run"])
+            elif "id" in about:
+                node["ids"].append(f"{CELL_ANCHOR}{about['id']}")
+
+    def into_panel(self, node: Any, about: dict[str, Any]) -> None:
+        panel = RunPanel("", nodes.paragraph("", about["detail"], classes=["run-name"]), **about)
+        if about["stale"]:
+            panel += nodes.paragraph("", _("Recorded from an older version of this cell."), classes=["run-stale"])
+        parent, place = node.parent, node.parent.index(node)
+        parent.remove(node)
+        panel += node
+        if about["key"] == "here":
+            parent.insert(place, nodes.container("", panel, classes=["runs"], is_div=True))
+        else:
+            parent[place - 1] += panel
+
+
+class RunPanel(nodes.General, nodes.Element):
+    """The outputs of one run; page.js makes tabs of all that stand side by side."""
+
+
+def visit_panel(self: Any, node: RunPanel) -> None:
+    data = {"data-run": node["key"], "data-title": node["title"]}
+    self.body.append(self.starttag(node, "section", CLASS="run", **data))
+
+
+def visit_image(self: Any, node: nodes.image) -> None:
+    """An image that says how large it is, so that the text below it keeps its place while it loads."""
+    _event, root = next(ElementTree.iterparse(Path(self.builder.srcdir, node["uri"]), ["start"]))
+    points = root.get("viewBox", "").split()[2:]  # as Matplotlib writes it: 3 points are 4 pixels
+    size = {key: f"{float(n) * 4 / 3:.0f}" for key, n in zip(("width", "height"), points, strict=False)}
+    src = f"{self.builder.imgpath}/{self.builder.images[node['uri']]}"
+    self.body.append(self.emptytag(node, "img", "\n", alt=node.get("alt", ""), src=src, **size, loading="lazy"))
+
+
+class LessonTable(SphinxDirective):
+    """A table of all lessons: topic, and the question that its title asks."""
+
+    pages: ClassVar[Pages]
+
+    def run(self) -> list[nodes.Node]:
+        lines = [f"| {_('lesson')} | {_('the question it answers')} |", "|---|---|"]
+        for lesson in self.pages.edition.lessons:
+            self.env.note_dependency(str(self.pages.book.root / lesson.path))
+            name = f"{lesson.number}. {lesson.cells[0].metadata.get('topic')}"
+            lines.append(f"| [{name}]({lesson.file}) | {text_of(lesson.cells[0]).title.partition(' ')[2]} |")
+        box = nodes.Element()
+        self.state.nested_parse(StringList(lines, self.env.docname), self.content_offset, box)
+        return list(box.children)
+
+
+class SplitExplorer(SphinxDirective):
+    """The split explorer: who gets which rows of a batch."""
+
+    def run(self) -> list[nodes.Node]:
+        return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", {}), format="html")]

@@ -1,0 +1,171 @@
+"""Reads and writes files: text, YAML, JSON and notebooks, whole or not at all. No other module opens any."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .model import BookError, Cell, Problem
+
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+# Of a cell: `mystnb` has the alternative text of a figure; `topic`, in a lesson's first cell, its name in the table of
+# lessons; `wrong`, an answer that an exercise's check must refuse; `numbers`, where a text has numbers from.
+KEPT_METADATA = ("tags", "mystnb", "translates", "topic", "wrong", "numbers")
+
+
+def shown(path: Path, root: Path) -> str:
+    """A path as messages show it: relative to the book's folder."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def read_text(path: Path, root: Path) -> str:
+    """A text file; a byte order mark and Windows line ends do not count."""
+    try:
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except FileNotFoundError:
+        raise BookError(Problem(shown(path, root), "no such file")) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise BookError(Problem(f"{shown(path, root)}, line {line}", "not UTF-8; save the file as UTF-8")) from None
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    try:  # the loader in C, if there is one, is ten times as fast
+        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.MarkedYAMLError as error:
+        place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise BookError(Problem(where + place, f"not valid YAML: {error.problem}")) from None
+    except yaml.YAMLError as error:
+        raise BookError(Problem(where, f"not valid YAML: {error}")) from None
+
+
+def read_yaml(path: Path, root: Path) -> Any:
+    return parse_yaml(read_text(path, root), shown(path, root))
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, or None if there is none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def parse_notebook(text: str, where: str) -> tuple[Cell, ...]:
+    """The cells of a notebook of format 4.5."""
+    try:
+        cells = json.loads(text)["cells"]
+        problems = [] if cells else [Problem(where, "it has no cells")]
+        for number, cell in enumerate(cells, start=1):
+            cell["source"] = "".join(cell["source"])
+            first = cell["source"].partition("\n")[0]
+            for key in ("id", "cell_type", "metadata"):
+                if key not in cell:
+                    problems.append(Problem(f"{where}, cell {number} ({first})", f"not of format 4.5: it has no {key}"))
+    except json.JSONDecodeError as error:
+        conflict = "has marks of a merge conflict" if "<<<<<<<" in text else f"not a notebook: {error.msg}"
+        raise BookError(Problem(f"{where}, line {error.lineno}", conflict)) from None
+    except (KeyError, TypeError) as error:
+        raise BookError(Problem(where, f"not a notebook of format 4.5 ({error})")) from None
+    if problems:
+        raise BookError(*problems)
+    return tuple(
+        Cell(cell["id"], cell["cell_type"], cell["source"], cell["metadata"], tuple(cell.get("outputs") or ()))
+        for cell in cells
+    )
+
+
+def git(root: Path, *arguments: str) -> str | None:
+    """What git says of the repository, or None outside one."""
+    command = ["git", "-C", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True) if shutil.which("git") else None
+    return done.stdout.strip() if done and done.returncode == 0 else None
+
+
+def notebook_json(cells: Iterable[Cell], executed: bool = False) -> dict[str, Any]:
+    """A notebook of format 4.5 without editor metadata, as nbformat has it; executed cells are counted 1, 2, 3 …"""
+    written: list[dict[str, Any]] = []
+    count = 0
+    for cell in cells:
+        metadata = {key: value for key, value in cell.metadata.items() if key in KEPT_METADATA}
+        entry: dict[str, Any] = {"id": cell.id, "cell_type": cell.kind, "metadata": metadata}
+        entry["source"] = cell.source.splitlines(keepends=True)
+        if cell.kind == "code":
+            count += 1
+            entry |= {"outputs": list(cell.outputs), "execution_count": count if executed else None}
+        written.append(entry)
+    return {"cells": written, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}
+
+
+def json_text(data: Any) -> str:
+    return json.dumps(data, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes beside the target and renames, so that nobody sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except BaseException as error:  # a full disk, an interrupt
+        beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        raise
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_text(path, json_text(data))
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of the target if all goes well; if not, the target is as it was."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}-"))
+    fresh.chmod(0o755)
+    old = target.with_name(f"{target.name}.old")
+    try:
+        yield fresh
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def lock(build: Path) -> Iterator[None]:
+    """Keeps two builds from writing to _build at once; the lock goes with the process, however that ends.
+
+    Removes what builds that were killed have left of `new_folder`.
+    """
+    from filelock import FileLock, Timeout
+
+    build.mkdir(exist_ok=True)
+    try:
+        with FileLock(build / "lock", timeout=0):
+            for name in ("run", "html", "print"):
+                old = build / f"{name}.old"
+                if old.exists() and not (build / name).exists():  # killed between the two renames
+                    old.rename(build / name)
+                for folder in [old, *build.glob(f"{name}-????????")]:
+                    shutil.rmtree(folder, ignore_errors=True)
+            yield
+    except Timeout:
+        raise BookError("another build is at work in this folder; wait until it has ended, or stop it") from None

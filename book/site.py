@@ -1,0 +1,201 @@
+"""Makes the site from the sources and the last run: one Sphinx for each edition, ``_build/html/{en,zh,…}``.
+
+Sphinx makes anew what has changed (see `extension`). The site is put in place when all of it is there.
+"""
+
+from __future__ import annotations
+
+import gettext
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+
+from . import files, runs
+from .model import Book, BookError, Edition, Run
+
+HERE = Path(__file__).parent
+KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
+STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and the sizes of its files
+JUPYTER_BOOK = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext", "pagefind")
+
+
+def site_folder(root: Path) -> Path:
+    return root / "_build" / "html"
+
+
+def prints(book: Book, edition: str = "*") -> list[Path]:  # EPUB and PDF, if make print has made them
+    return sorted((book.root / "_build" / "print").glob(f"*-{edition}.*"))
+
+
+def render(book: Book) -> bool:
+    """Makes the site from the last run; returns whether there was anything to do.
+
+    Raises BookError if a lesson is not executed as it is now, or if Jupyter Book warns of anything; the last good site
+    is then as it was.
+    """
+    run = runs.from_folder(runs.run_folder(book.root))
+    if run is None:
+        raise BookError("nothing has been executed yet; run: python -m book execute")
+    if missing := runs.not_executed(book, run):
+        names = ", ".join(lesson.id for lesson in missing)
+        raise BookError(f"not executed yet as they are now: {names}; run: python -m book execute")
+    site, made_of = site_folder(book.root), digest(book, run)
+    if files.read_json(site / STAMP) == {"digest": made_of, "sizes": sizes(site)}:
+        return False
+    editions = list(book.editions.values())
+    with files.new_folder(site) as fresh, ThreadPoolExecutor() as pool:
+        complaints = [line for lines in pool.map(lambda edition: run_sphinx(book, edition), editions) for line in lines]
+        if complaints:
+            raise BookError(*complaints)
+        list(pool.map(lambda edition: assemble(book, edition, fresh), editions))
+        root_pages(book, fresh)
+        files.write_json(fresh / STAMP, {"digest": made_of, "sizes": sizes(fresh)})
+    return True
+
+
+def digest(book: Book, run: Run) -> str:
+    """Hash of everything that the site is made of, the tools' versions included."""
+    texts = [page.raw for edition in book.editions.values() for page in edition.pages.values()]
+    editions = [asdict(replace(edition, pages={})) for edition in book.editions.values()]
+    shown = [runs.to_json(each) for each in (run, *book.recorded)]
+    tools = {name: version(name) for name in TOOLS}
+    made_of = [texts, editions, list(book.source.pages), book.config, shown, tools, repository(book)]
+    found = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
+    for path in sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".mo", ".pyc")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def sizes(site: Path) -> dict[str, int]:
+    """The sizes of the site's files: whether somebody has changed it."""
+    paths = [path for path in site.rglob("*") if path.is_file() and path.name != STAMP]
+    return {path.relative_to(site).as_posix(): path.stat().st_size for path in paths}
+
+
+def repository(book: Book) -> str | None:
+    """The book's GitHub repository as "owner/name", or None if it is not known.
+
+    Asks the configuration, then the CI environment, then the git remote "origin".
+    """
+    address = (book.config.get("repository") or {}).get("url")
+    if not address and "GITHUB_REPOSITORY" in os.environ:
+        address = f"https://github.com/{os.environ['GITHUB_REPOSITORY']}"
+    address = address or files.git(book.root, "remote", "get-url", "origin") or ""
+    match = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$", address)
+    return match and match[1]
+
+
+def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list[str]:
+    """Lets Jupyter Book render an edition; returns what it complains of, any warning being an error."""
+    output = book.root / "_build" / "sphinx" / (edition.name + kind)
+    output.mkdir(parents=True, exist_ok=True)
+    source = book.root / Path(edition.home.path).parent
+    options = ["--toc", str(book.root / "_toc.yml"), "--path-output", str(output), "-n", "-W", "--keep-going", "-q"]
+    environment = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1"}
+    with (output / "log.txt").open("w+", encoding="utf-8") as log:
+        command = [*JUPYTER_BOOK, "build", str(source), *options, *more]
+        done = subprocess.run(command, cwd=book.root, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        log.seek(0)
+        text = log.read().replace(f"{book.root}/", "")
+    if done.returncode == 0:
+        return []
+    warnings = [line for line in text.splitlines() if "WARNING:" in line or "ERROR:" in line]
+    return warnings or [f"Jupyter Book failed on the edition {edition.name}:\n{text[-2000:]}"]
+
+
+def assemble(book: Book, edition: Edition, site: Path) -> None:
+    """Puts what Sphinx has written for an edition into the new site."""
+    made, folder = book.root / "_build" / "sphinx" / edition.name / "_build" / "html", site / edition.name
+    ignore = shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map", "searchindex.js")
+    shutil.copytree(made, folder, ignore=ignore)
+    remove_unused(folder)
+    make_searchable(folder)
+    name = re.sub(r"[^a-z0-9]+", "-", book.source.title.lower()).strip("-")
+    make_zip(site / f"{name}-{edition.name}.zip", folder)  # after the source edition: one-model-many-gpus-en.zip
+    for path in prints(book, edition.name):
+        shutil.copy2(path, site)
+
+
+def remove_unused(folder: Path) -> None:
+    """Removes what no page or style names: figures of earlier renderings, scripts of Sphinx's own search."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    named = "".join(path.read_text(encoding="utf-8") for path in paths if path.suffix in (".html", ".css"))
+    for path in paths:
+        if path.relative_to(folder).parts[0] in ("_images", "_static") and path.name not in KEPT:
+            if path.name not in named:
+                path.unlink()
+
+
+def make_searchable(folder: Path) -> None:
+    """Lets Pagefind index the pages of an edition; of what it writes, search.js needs the index and its reader."""
+    unread = ".headerlink, .copybtn, details.hide > summary"
+    command = [sys.executable, "-m", "pagefind", "--site", str(folder), "--exclude-selectors", unread, "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BookError(f"Pagefind could not index {folder.name}:\n{done.stderr or done.stdout}")
+    for path in [*folder.glob("pagefind/pagefind-*ui.*"), folder / "pagefind" / "pagefind-highlight.js"]:
+        path.unlink()
+
+
+def make_zip(target: Path, folder: Path) -> None:
+    """An edition as one file for reading offline; the same bytes whenever it is made of the same pages."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            entry = zipfile.ZipInfo(f"{target.stem}/{path.relative_to(folder).as_posix()}")
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def root_pages(book: Book, site: Path) -> None:
+    """The pages of no edition: the first one, and the one for addresses that do not exist."""
+    templates = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True)
+    editions = list(book.editions.values())
+    words = {e.name: gettext.translation("sphinx", HERE / "locale", [e.language], fallback=True) for e in editions}
+    say = {name: found.gettext for name, found in words.items()}
+    for file, template, here in (("index.html", "choose.html", "."), ("404.html", "404.html", "")):
+        known = {"editions": editions, "source": book.source, "words": say, "address": book.address or here}
+        files.write_text(site / file, templates.get_template(template).render(known))
+
+
+def serve(root: Path, port: int, build: Callable[[], None]) -> None:
+    """Builds at once and after every change of a source; a browser shows the new page, or what is wrong."""
+    from livereload import Server
+    from livereload.handlers import StaticFileHandler
+
+    problem = ""
+
+    def rebuild() -> None:
+        nonlocal problem
+        try:
+            build()
+            problem = ""
+        except BookError as error:
+            problem = f"error: {error}"
+            print(problem, file=sys.stderr)
+
+    class Pages(StaticFileHandler):  # type: ignore[misc]
+        async def get(self, path: str, include_body: bool = True) -> None:
+            if problem and path.endswith((".html", "/")):
+                self.finish(f"<html><head></head><body><pre>{html.escape(problem)}</pre></body></html>")
+            else:
+                await super().get(path, include_body)
+
+    rebuild()
+    server = Server()
+    server.SFH = Pages
+    for pattern in ("_config.yml", "_toc.yml", "notebooks/**/*.*", "book/static/*", "book/templates/*"):
+        server.watch(str(root / pattern), rebuild)
+    server.serve(root=str(site_folder(root)), port=port, open_url_delay=None)

@@ -1,0 +1,247 @@
+"""The sources of the book: loads them all into a `Book`, and writes what authors ask for into them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from markdown_it import MarkdownIt
+from mdit_py_plugins.front_matter import front_matter_plugin
+from sphinx_external_toc.parsing import MalformedError, parse_toc_data
+
+from . import files, runs
+from .model import Book, BookError, Cell, Edition, Lesson, Page, Problem
+
+NOTEBOOKS = "notebooks"
+SETTINGS = "edition.yml"  # what makes a folder in notebooks/ an edition
+CELL_ID = r"[a-z][a-z0-9-]*"
+SHARED = "shared"  # the folder in notebooks/ with cells that several lessons repeat, a file for each
+
+
+def find_root(start: Path | None = None) -> Path:
+    """The folder of the book that `start` (default: the working folder) is in; outside of any, that of this package."""
+    start = (start or Path.cwd()).resolve()
+    for folder in (start, *start.parents, Path(__file__).resolve().parent.parent):
+        if (folder / "_toc.yml").exists() and (folder / NOTEBOOKS).is_dir():
+            return folder
+    raise BookError(f"{start}: no book is here; its folder has _toc.yml and {NOTEBOOKS}")
+
+
+def load(root: Path | None = None) -> Book:
+    """The whole book (default: the one that `find_root` finds), each of its files read once.
+
+    Raises BookError with a line for each problem of its files.
+    """
+    root = root or find_root()
+    problems: list[str] = []
+    order = read_order(root)
+    editions = []
+    for settings in sorted((root / NOTEBOOKS).glob(f"*/{SETTINGS}")):
+        with collecting(problems):
+            editions.append(load_edition(settings, order, root, problems))
+    if [edition.source for edition in editions].count(True) != 1 and not problems:
+        problems.append(f"{NOTEBOOKS}/*/{SETTINGS}: exactly one edition is to have `source: true`")
+    if problems:
+        raise BookError(*problems)
+    editions.sort(key=lambda edition: (not edition.source, edition.name))
+    config = files.read_yaml(root / "_config.yml", root) or {}
+    if not isinstance(config, dict):
+        raise BookError(Problem("_config.yml", "not settings, each with a name and a value"))
+    by_name = {edition.name: edition for edition in editions}
+    return Book(root, config, by_name, load_shared(root), runs.recorded(root))
+
+
+@contextmanager
+def collecting(problems: list[str]) -> Iterator[None]:
+    """Adds the lines of a BookError to the list, so that the author hears of all problems at once."""
+    try:
+        yield
+    except BookError as error:
+        problems += error.lines
+
+
+def read_order(root: Path) -> list[str]:
+    """The names of the pages in reading order, as _toc.yml has them for all editions."""
+    try:
+        return list(parse_toc_data(files.read_yaml(root / "_toc.yml", root)))
+    except MalformedError as error:
+        raise BookError(Problem("_toc.yml", str(error))) from None
+
+
+def load_edition(settings: Path, order: list[str], root: Path, problems: list[str]) -> Edition:
+    folder = settings.parent
+    found = {path.stem: path for path in sorted(folder.glob("*")) if path.suffix in (".ipynb", ".md")}
+    composed = {unicodedata.normalize("NFC", name): name for name in found}
+    missing = [name for name in order if name not in found]
+    for name in missing:
+        if twin := composed.get(unicodedata.normalize("NFC", name)):
+            text = "the file's name is in another Unicode form than in _toc.yml; rename the file"
+            problems.append(f"{files.shown(found.pop(twin), root)}: {text}")
+        else:
+            problems.append(f"{files.shown(folder / name, root)}.ipynb: no such file, though _toc.yml names it")
+    for name in sorted(set(found) - set(order)):
+        near = difflib.get_close_matches(name, missing, 1)
+        hint = f"it has {near[0]}" if near else "add it there, or remove the file"
+        problems.append(f"{files.shown(found[name], root)}: not in _toc.yml; {hint}")
+    pages: dict[str, Page] = {}
+    for name in [name for name in order if name in found]:
+        with collecting(problems):
+            page = load_page(found[name], folder.name, root)
+            number = sum(isinstance(other, Lesson) for other in pages.values()) + 1
+            pages[name] = replace(page, number=number) if isinstance(page, Lesson) else page
+    try:
+        return Edition(folder.name, pages=pages, **files.read_yaml(settings, root))
+    except TypeError as error:
+        fields = "to be given are label, language, tag, title, author and, for one edition, source: true"
+        raise BookError(Problem(files.shown(settings, root), f"{fields} ({error})")) from None
+
+
+def load_page(path: Path, edition: str, root: Path) -> Page:
+    """A page or, if it is a notebook, a lesson; outputs that an editor has left in it are dropped."""
+    raw, where = files.read_text(path, root), files.shown(path, root)
+    if path.suffix == ".ipynb":
+        cells = tuple(replace(cell, outputs=()) for cell in files.parse_notebook(raw, where))
+        return Lesson(path.stem, edition, where, raw, cells)
+    front, text = split_front_matter(raw)
+    about = files.parse_yaml(f"\n{front}", where) or {}  # with a line for ---, so that a message names the right one
+    return Page(path.stem, edition, where, raw, (Cell("", "markdown", text, about),))
+
+
+def split_front_matter(text: str) -> tuple[str, str]:
+    """The YAML block at the top of a Markdown page, and the rest of the page."""
+    tokens = MarkdownIt("zero").use(front_matter_plugin).parse(text)
+    if not tokens or tokens[0].type != "front_matter" or not tokens[0].map:
+        return "", text
+    return tokens[0].content, "".join(text.splitlines(keepends=True)[tokens[0].map[1] :])
+
+
+def load_shared(root: Path) -> dict[str, str]:
+    """The cells that several lessons repeat, so that each stands alone: path under notebooks/shared -> source.
+
+    `virtual-devices.py` holds for all editions, `zh/figures.py` for one.
+    """
+    folder = root / NOTEBOOKS / SHARED
+    paths = sorted(folder.rglob("*.py"))
+    return {path.relative_to(folder).as_posix(): files.read_text(path, root).rstrip("\n") for path in paths}
+
+
+def shared_source(book: Book, cell: Cell, edition: str) -> str | None:
+    """What notebooks/shared has for this cell, or None."""
+    if cell.kind != "code":
+        return None
+    return book.shared.get(f"{edition}/{cell.id}.py", book.shared.get(f"{cell.id}.py"))
+
+
+def tidy(book: Book, names: list[str]) -> list[str]:
+    """Removes outputs and editor metadata from lessons, and writes shared cells into them; returns the files changed."""
+    changed = []
+    for lesson in select(book, names):
+        cells = [replace(c, source=shared_source(book, c, lesson.edition) or c.source) for c in lesson.cells]
+        changed += rewrite(book, lesson, cells)
+    return changed
+
+
+def rewrite(book: Book, page: Page, cells: list[Cell]) -> list[str]:
+    """Writes a page's file if its text changes; returns its path if so."""
+    if isinstance(page, Lesson):
+        text = files.json_text(files.notebook_json(cells))
+    else:
+        front = yaml.safe_dump(cells[0].metadata, allow_unicode=True)
+        text = f"---\n{front}---\n{cells[0].source}" if cells[0].metadata else cells[0].source
+    if text == page.raw:
+        return []
+    files.write_text(book.root / page.path, text)
+    return [page.path]
+
+
+def select(book: Book, names: list[str], editions: list[str] | None = None) -> list[Lesson]:
+    """The lessons with these names (all, if none are named) in these editions."""
+    known = [lesson.name for lesson in book.source.lessons]
+    wanted = [Path(name).stem for name in names]
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            raise BookError(f"no lesson is called {name}; {hint}")
+    lessons = [lesson for lesson in book.lessons if not wanted or lesson.name in wanted]
+    return [lesson for lesson in lessons if not editions or lesson.edition in editions]
+
+
+def mark_translated(book: Book, name: str, cells: list[str]) -> None:
+    """Notes that a page or these cells of a lesson (all, if none are named) translate the source edition of today."""
+    source = book.source.pages.get(name)
+    if source is None:
+        near = difflib.get_close_matches(name, list(book.source.pages), 1)
+        raise BookError(f"no lesson or page is called {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    unknown = set(cells) - {cell.id for cell in source.cells}
+    if unknown:
+        raise BookError(Problem(source.path, f"no such cell: {', '.join(sorted(unknown))}"))
+    for edition in book.translations:
+        page = edition.pages[name]
+        rewrite(book, page, [up_to_date(c, source) if not cells or c.id in cells else c for c in page.cells])
+
+
+def up_to_date(cell: Cell, source: Page) -> Cell:
+    return replace(cell, metadata={**cell.metadata, "translates": source.hashes.get(cell.id)})
+
+
+def rename_cell(book: Book, name: str, old: str, new: str) -> list[str]:
+    """Gives a cell another id in all editions, and mends the links to it; returns the files changed."""
+    found = [lesson for lesson in select(book, [name]) if old in [cell.id for cell in lesson.cells]]
+    if not found:
+        raise BookError(f"{name}: no cell is called {old}")
+    if not re.fullmatch(CELL_ID, new):
+        raise BookError(f"{new}: a cell's id has small letters, digits and hyphens, and begins with a letter")
+    if new in [cell.id for lesson in found for cell in lesson.cells]:
+        raise BookError(f"{name}: there is a cell called {new} already")
+    link = re.compile(rf"(?<={re.escape(found[0].file)}#cell-){re.escape(old)}(?![\w-])")
+    changed = []
+    for edition in book.editions.values():
+        for page in edition.pages.values():
+            cells = [replace(c, source=link.sub(new, c.source)) for c in page.cells]
+            if page in found:
+                cells = [replace(c, id=new) if c.id == old else c for c in cells]
+            if [(c.id, c.source) for c in cells] != [(c.id, c.source) for c in page.cells]:
+                changed += rewrite(book, page, cells)
+    return changed
+
+
+def new_lesson(book: Book, name: str, like: str) -> list[str]:
+    """Makes a lesson in every edition from one that is like it, and names it in _toc.yml; returns the files made.
+
+    Ids of cells, words and code are those of the other lesson, to be written over; labels begin with the new name.
+    """
+    if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", name):
+        raise BookError(f"{name}: a lesson's name is like 13_name: two digits, then small letters")
+    if name in book.source.pages:
+        raise BookError(f"{name}: there is such a lesson already")
+    models = select(book, [like])
+    prefix = name[3:].replace("_", "-")
+    last = book.source.lessons[-1]
+    made = []
+    for model in models:
+        lesson = replace(model, name=name, path=f"{NOTEBOOKS}/{model.edition}/{name}.ipynb", raw="")
+        cells = [replace(cell, source=relabelled(cell, prefix, last.number + 1)) for cell in model.cells]
+        if model.edition == book.source.name:
+            source = replace(lesson, cells=tuple(cells))
+        made += rewrite(
+            book, lesson, [up_to_date(c, source) if model.edition != book.source.name else c for c in cells]
+        )
+    toc = files.read_text(book.root / "_toc.yml", book.root)
+    line = next(line for line in toc.splitlines(keepends=True) if line.rstrip().endswith(last.name))
+    files.write_text(book.root / "_toc.yml", toc.replace(line, line + line.replace(last.name, name)))
+    return [*made, "_toc.yml"]
+
+
+def relabelled(cell: Cell, prefix: str, number: int) -> str:
+    """A text cell with labels of its own and the number of the new lesson; links to its own labels follow."""
+    if cell.kind != "markdown":
+        return cell.source
+    source = re.sub(r"^\(([\w-]+)\)=$", rf"({prefix}-\1)=", cell.source, flags=re.MULTILINE)
+    return re.sub(r"^# \d+\. ", f"# {number}. ", source, flags=re.MULTILINE)

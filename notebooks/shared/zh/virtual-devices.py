@@ -1,0 +1,116 @@
+import threading
+import warnings
+
+import torch
+from torch import nn
+from torch._utils import ExceptionWrapper
+
+
+class Broadcast(torch.autograd.Function):
+    """把每个张量拷贝 n 份；反向传播时把 n 份梯度相加"""
+
+    @staticmethod
+    def forward(ctx, n, *tensors):
+        ctx.count = len(tensors)
+        copies = [t if i == 0 else t.clone() for i in range(n) for t in tensors]
+        frozen = [not needed for needed in ctx.needs_input_grad[1:]] * n
+        ctx.mark_non_differentiable(*[c for c, f in zip(copies, frozen) if f])
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return None, *[sum(gradients[k :: ctx.count]) for k in range(ctx.count)]
+
+
+class VirtualDataParallel(nn.DataParallel):
+    """n 个虚拟设备上的 nn.DataParallel：forward() 是 PyTorch 自己的"""
+
+    def __init__(self, module, n, dim=0):
+        nn.Module.__init__(self)  # DataParallel 自己的 __init__ 会去找真实的 GPU
+        self.module = module
+        self.dim = dim
+        self.device_ids = list(range(n))
+        self.output_device = 0
+        tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
+        self.src_device_obj = tensors[0].device  # 没有张量的模块算在 CPU 上
+
+    def scatter(self, inputs, kwargs, device_ids):
+        def split(value):
+            if isinstance(value, torch.Tensor):
+                return value.to(self.src_device_obj).chunk(len(device_ids), self.dim)
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return [type(value)(*parts) for parts in zip(*map(split, value))]
+            if isinstance(value, tuple) and value:
+                return list(zip(*map(split, value)))
+            if isinstance(value, list) and value:
+                return [list(parts) for parts in zip(*map(split, value))]
+            if isinstance(value, dict) and value:
+                return [type(value)(items) for items in zip(*map(split, value.items()))]
+            return [value] * len(device_ids)  # 其余的值切不开，由各设备共用
+
+        chunks = split(inputs) if inputs else []
+        named_chunks = split(kwargs) if kwargs else []
+        if len(chunks) < len(named_chunks):
+            chunks += [()] * (len(named_chunks) - len(chunks))
+        elif len(named_chunks) < len(inputs):  # 按理该与 chunks 比；PyTorch 的 scatter_kwargs 比的是 inputs，这里照原样写
+            named_chunks += [{}] * (len(chunks) - len(named_chunks))
+        return tuple(chunks), tuple(named_chunks)
+
+    def replicate(self, module, device_ids):
+        parameters = list(module.parameters())
+        copies = Broadcast.apply(len(device_ids), *parameters)
+        replicas = []
+        for i in range(len(device_ids)):
+            mine = dict(zip(parameters, copies[i * len(parameters) :]))
+            mine |= {b: b if i == 0 else b.clone() for b in module.buffers()}
+            twins = {m: m._replicate_for_data_parallel() for m in module.modules()}
+            for original, twin in twins.items():
+                for name, child in original._modules.items():
+                    setattr(twin, name, twins.get(child))
+                for name, tensor in [*original._parameters.items(), *original._buffers.items()]:
+                    setattr(twin, name, mine.get(tensor))
+            replicas.append(twins[module])
+        return replicas
+
+    def parallel_apply(self, replicas, inputs, kwargs):
+        assert len(replicas) == len(inputs) == len(kwargs)
+        results = [None] * len(replicas)
+        device_type = self.src_device_obj.type
+        grad = torch.is_grad_enabled()
+        autocast = torch.is_autocast_enabled(device_type)
+
+        def work(i):
+            torch.set_grad_enabled(grad)
+            try:
+                with torch.autocast(device_type, enabled=autocast):
+                    results[i] = replicas[i](*inputs[i], **kwargs[i])
+            except Exception:
+                results[i] = ExceptionWrapper(where=f"in replica {i} on virtual device {i}")
+
+        for i in range(len(replicas)):
+            thread = threading.Thread(target=work, args=(i,), name=f"replica {i}")
+            thread.start()
+            thread.join()  # 轮流执行，打印的行才有固定顺序
+        for result in results:
+            if isinstance(result, ExceptionWrapper):
+                result.reraise()
+        return results
+
+    def gather(self, outputs, output_device):
+        first = outputs[0]
+        if isinstance(first, torch.Tensor):
+            if self.dim == 0 and all(o.dim() == 0 for o in outputs):
+                warnings.warn(
+                    "Was asked to gather along dimension 0, but all input tensors were scalars; "
+                    "will instead unsqueeze and return a vector."
+                )
+                outputs = [o.view(1) for o in outputs]
+            return torch.cat(outputs, self.dim)
+        if first is None:
+            return None
+        if isinstance(first, dict):
+            if any(len(o) != len(first) for o in outputs):
+                raise ValueError("All dicts must have the same number of keys")
+            return type(first)((k, self.gather([o[k] for o in outputs], output_device)) for k in first)
+        parts = map(lambda part: self.gather(part, output_device), zip(*outputs, strict=True))
+        return first._make(parts) if hasattr(first, "_fields") else type(first)(parts)

@@ -1,0 +1,1 @@
+WORDS = {"rows": "rows", "total": "total"}

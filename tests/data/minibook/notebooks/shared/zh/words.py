@@ -1,0 +1,1 @@
+WORDS = {"rows": "行数", "total": "总和"}

@@ -1,0 +1,122 @@
+"""What is made anew after a change, and what is not."""
+
+import re
+import shutil
+
+from tests.engine.conftest import EDITIONS, TESTS, changed
+
+MINIBOOK = TESTS / "data" / "minibook"
+
+
+def executed(out):
+    """How many lessons were executed, and how many were not."""
+    return tuple(map(int, re.search(r"lessons: (\d+) executed, (\d+) unchanged", out).groups()))
+
+
+NAMES = ("01_count", "02_total", "glossary", "index", "search")
+PAGES = [f"{edition}/{name}.html" for edition in EDITIONS for name in NAMES]
+
+
+def test_nothing_changed_means_nothing_to_do(book, tmp_path):
+    """And each source is opened once."""
+    (tmp_path / "sitecustomize.py").write_text(WATCH.format(log=str(tmp_path / "opened")))
+    before = book.site()
+    out = book.good("build", path=[tmp_path])
+    assert executed(out) == (0, 4) and "already rendered: nothing has changed" in out
+    assert book.site() == before
+    opened = (tmp_path / "opened").read_text("utf-8").splitlines()
+    sources = [path for path in book.folder.glob("notebooks/**/*.*")] + [book.folder / "_toc.yml"]
+    assert len(sources) == 14
+    assert {path.name: opened.count(str(path)) for path in sources if opened.count(str(path)) != 1} == {}
+
+
+# Put on the path: notes each file that is opened for reading.
+WATCH = """
+import sys
+log = open({log!r}, "a", encoding="utf-8")
+def opened(event, arguments):
+    if event == "open" and isinstance(arguments[0], str):
+        log.write(arguments[0] + "\\n")
+        log.flush()
+sys.addaudithook(opened)
+"""
+
+
+def test_changed_prose_is_rendered_and_not_executed(book):
+    before = book.site()
+    book.replace("notebooks/en/01_count.ipynb", "what will this cell print?", "what comes out?")
+    out = book.good("build")
+    assert executed(out) == (0, 4)
+    assert "note: notebooks/zh/01_count.ipynb, cell predict: the source has changed" in out
+    assert changed(before, book.site()) == ["en/01_count.html", "zh/01_count.html"], "no other page"
+    assert "what comes out?" in book.page("en/01_count.html")
+    # The translation is behind now: the author has heard of it, and so does the reader.
+    banner = "本页的原文在翻译之后有改动"
+    assert banner in book.page("zh/01_count.html") and banner not in book.page("zh/02_total.html")
+    book.good("translated", "01_count", "predict")
+    assert "note: " not in book.good("build") and banner not in book.page("zh/01_count.html")
+
+
+def test_changed_code_is_executed_where_it_changed(book):
+    book.set_cell("count-rows", "rows = [3, 1, 2, 4]\nprint(len(rows))")
+    assert executed(book.good("execute")) == (2, 2)
+    assert book.outputs("count-rows", edition="zh")[0]["text"] == "4\n"
+    # A comment alone is rendered, but not executed.
+    book.set_cell("count-rows", "rows = [3, 1, 2, 4]  # a remark made just now\nprint(len(rows))", editions=["zh"])
+    before = book.site()
+    assert executed(book.good("build")) == (0, 4)
+    assert changed(before, book.site()) == ["en/01_count.html", "zh/01_count.html"]
+    assert "a remark made just now" in book.page("zh/01_count.html")
+    # And what was there at first is known still.
+    shutil.copy(MINIBOOK / "notebooks/en/01_count.ipynb", book.path("en", "01_count.ipynb"))
+    assert executed(book.good("execute", "01_count", "--edition", "en")) == (0, 1)
+
+
+def test_one_lesson_of_one_edition(book):
+    before = book.record()
+    out = book.good("execute", "01_count", "--edition", "zh", "--force", where="notebooks/zh")
+    assert executed(out) == (1, 0) and "zh" in out and " en " not in out
+    after = book.record()
+    assert {id for id in after if after[id] != before[id]} <= {"zh/01_count"}
+    assert set(after) == set(before), "the other lessons stay in the run"
+    assert (book.folder / "_build/run/en/02_total.ipynb").exists()
+
+
+def test_a_title_reaches_the_sidebar_of_every_page(book):
+    """A quotation mark has cut titles once: the page changed, and the sidebars of the others did not."""
+    before = book.site()
+    book.replace("notebooks/en/02_total.ipynb", 'do they \\"add up\\" to?', 'is \\"it that\\" they make?')
+    book.good("render")
+    english = [page for page in PAGES if page.startswith("en/")]
+    assert changed(before, book.site()) == [*english, "zh/02_total.html"], "and the banner of the translation"
+    for page in english:
+        assert plain("2. What is it that they make?") in plain(book.page(page)), page
+
+
+def plain(text):
+    """Text without marks, however they are written."""
+    return re.sub(r"&\w+;|&#\d+;|[“”\"]", "", text)
+
+
+def test_a_style_reaches_every_page(book):
+    """Sphinx by itself does not notice that only a style has changed."""
+    before = book.site()
+    with (book.folder / "book/static/book.css").open("a", encoding="utf-8") as style:
+        style.write("/* changed just now */")
+    book.good("render")
+    after = book.site()
+    for edition in EDITIONS:
+        assert b"changed just now" in after[f"{edition}/_static/book.css"]
+    assert changed(before, after) == PAGES, "each page names the style with its checksum"
+
+
+def test_a_spoiled_site_is_made_whole(book):
+    """From nothing, too, comes the same, byte for byte."""
+    before, site = book.site(), book.folder / "_build" / "html"
+    (site / "en" / "_static" / "book.css").unlink()
+    (site / "zh" / "01_count.html").write_text("x")
+    (site / "zh" / "extra.html").write_text("x")
+    (site / "index.html").unlink()
+    shutil.rmtree(book.folder / "_build" / "sphinx")
+    assert "already" not in book.good("render")
+    assert book.site() == before

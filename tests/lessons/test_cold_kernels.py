@@ -1,0 +1,22 @@
+"""A lesson puts out the same whenever it runs, in a kernel that was forked and in one that has imported all by itself."""
+
+import pytest
+
+from book.runs import run_folder
+from tests.conftest import BOOK, copy_repository, execute, needed
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory, request):
+    """Another copy of the repository, in which cold kernels have executed the source edition."""
+    folder = copy_repository(tmp_path_factory.mktemp("cold") / "repository")
+    if said := execute(folder, needed(request, "cold"), "--cold", "--edition", BOOK.source.name):
+        pytest.fail(said, pytrace=False)
+    return folder
+
+
+@pytest.mark.parametrize("lesson", [lesson.id for lesson in BOOK.source.lessons])
+def test_a_cold_kernel_puts_out_the_same(shipped, cold, lesson):
+    """To the byte, figures too."""
+    cold, warm = (run_folder(folder) / f"{lesson}.ipynb" for folder in (cold, shipped))
+    assert cold.read_text(encoding="utf-8") == warm.read_text(encoding="utf-8")

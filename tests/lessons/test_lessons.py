@@ -1,0 +1,42 @@
+"""Every lesson, as a reader meets it: alone in an empty folder without a network, and with its exercises."""
+
+import re
+
+import pytest
+
+from tests.appended import PREFIX, printed, solutions
+from tests.conftest import BOOK, LESSONS
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_lesson_runs_alone(run, lesson):
+    outputs = [output for cell in BOOK.page(lesson).code for output in run.cells[lesson][cell.id].outputs]
+    assert outputs
+    assert [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"] == []
+    assert printed(run, lesson, f"{PREFIX}left") == "[]\n", "a lesson leaves nothing behind"
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_figures_keep_their_text_as_text(run, lesson):
+    figures = [
+        "".join(output["data"]["image/svg+xml"])
+        for kept in run.cells[lesson].values()
+        for output in kept.outputs
+        if "image/svg+xml" in output.get("data", {})
+    ]
+    for figure in figures:
+        texts = "".join(re.findall(r"<text[^>]*>(.*?)</text>", figure, re.DOTALL))
+        assert texts, "letters drawn as outlines need a font at execution, and boxes follow where it lacks one"
+        assert bool(re.search("[\u4e00-\u9fff]", texts)) == lesson.startswith("zh/")
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_solutions_pass_and_wrong_answers_do_not(run, lesson):
+    exercises = [cell.id for cell in BOOK.page(lesson).cells if re.fullmatch(r"exercise-\d+", cell.id)]
+    assert set(exercises) == set(solutions(BOOK.page(lesson)))
+    for exercise in exercises:
+        verdicts = [f"{exercise}-check", f"{PREFIX}{exercise}-solved", f"{PREFIX}{exercise}-wrong"]
+        empty, solved, wrong = (printed(run, lesson, cell) for cell in verdicts)
+        assert len(empty.splitlines()) == 1 and empty[0] not in "✓✗", "a reader has not answered yet"
+        assert len(solved.splitlines()) == 1 and solved[0] == "✓", exercise
+        assert len(wrong.splitlines()) == 1 and wrong[0] == "✗", exercise

@@ -1,0 +1,33 @@
+"""Addresses of the site and the repository, where they are known and where not."""
+
+from tests.conftest import EDITIONS, run_book
+from tests.site.reading import parse, soup
+
+
+def test_colab_button_only_with_an_address(html):
+    assert "colab" not in (html / "en" / "01_device.html").read_text(encoding="utf-8")
+
+
+def test_page_for_addresses_that_do_not_exist(html):
+    page = soup(html / "404.html")
+    assert page.base["href"] == "/"  # the address asked for may be in any folder
+    for tag in page.find_all(["a", "link"], href=True):
+        assert (html / tag["href"]).exists()
+
+
+def test_addresses_of_the_site_and_the_repository(repository):
+    config = repository / "_config.yml"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('baseurl: ""', "baseurl: https://example.org/book/"), encoding="utf-8")
+    done = run_book(repository, "render", GITHUB_REPOSITORY="somebody/book")
+    assert done.returncode == 0, done.stderr
+    site = repository / "_build" / "html"
+    for edition in EDITIONS:
+        page = parse(site / edition / "03_model.html")
+        place = f"somebody/book/blob/main/notebooks/{edition}/03_model.ipynb"
+        assert page.select(f'.page-actions a[href="https://colab.research.google.com/github/{place}"]')
+        assert page.select(f'.page-actions a[href="https://github.com/{place}"]')
+        assert page.select('link[hreflang="en"][href="https://example.org/book/en/03_model.html"]')
+        assert page.select(f'link[rel="canonical"][href="https://example.org/book/{edition}/03_model.html"]')
+        assert page.select(f'meta[content="https://example.org/book/{edition}/_static/share.png"]')
+    assert "https://example.org/book/" in (site / "404.html").read_text(encoding="utf-8")

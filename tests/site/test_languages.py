@@ -1,0 +1,98 @@
+"""The editions of the site: their languages, and the ways from one to the other."""
+
+import re
+
+import pytest
+
+from tests.conftest import BOOK, EDITIONS
+from tests.site.reading import PAGES, parse, soup
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_language_of_every_page(html, edition):
+    for path in (html / edition).glob("*.html"):
+        assert soup(path).html["lang"] == BOOK.editions[edition].language.replace("_", "-")
+
+
+# What may stand in English on a Chinese page: names, code and what a library says.
+NAMES = re.compile(
+    r"[\w.-]+/[\w.-]+#\d+|PyTorch Forums|PyTorch|pytorch#|NVIDIA|CUDA|Python|Jupyter|Matplotlib|notebook|Colab|English|Linux|x86_64|GPUs?|CPU|cpu|ROCm|AMD|Apple|Intel|Furo"
+    r"|CNN|RNN|DistributedDataParallel|DataParallel|DDP|FSDP|GIL|（[A-Za-z ]+）|local rank|rank|[\w.+-]*\d[\w.+-]*"
+)
+
+
+def test_words_of_the_chinese_pages_are_chinese(html):
+    for page in [*PAGES, "search"]:
+        found = parse(html / "zh" / f"{page}.html")
+        labels = [
+            tag[key]
+            for tag in found.find_all()
+            for key in ("aria-label", "placeholder", "title", "alt")
+            if tag.get(key)
+        ]
+        labels += [title.get_text() for title in found.select("svg title")]
+        for tag in found.find_all(["code", "pre", "script", "style", "svg", "head"]):
+            tag.decompose()
+        english = [
+            text.strip()
+            for text in [*found.stripped_strings, *labels, *(found.title or [])]
+            if re.search("[A-Za-z]{2}", NAMES.sub("", text)) and not re.search("[\u4e00-\u9fff]", text)
+        ]
+        assert not english, f"{page}: {english}"
+
+
+def test_title_of_the_chinese_pages(html):
+    for page in PAGES:
+        assert re.search("[\u4e00-\u9fff]", soup(html / "zh" / f"{page}.html").title.text)
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_every_page_names_all_editions(html, edition):
+    for page in [*PAGES, "search"]:
+        found = soup(html / edition / f"{page}.html")
+        links = {link["hreflang"]: link["href"] for link in found.find_all("link", rel="alternate")}
+        assert set(links) == {*(each.tag for each in BOOK.editions.values()), "x-default"}
+        for address in links.values():
+            assert (html / edition / address).exists()
+
+
+@pytest.mark.parametrize("locale, edition", [("en-US", "en"), ("fr-FR", "en"), ("zh-CN", "zh"), ("zh-TW", "zh")])
+def test_first_page_chooses_by_the_browsers_language(visit, locale, edition):
+    page = visit("index.html", locale=locale)
+    page.wait_for_url(f"**/{edition}/index.html")
+
+
+def test_first_page_works_without_javascript(visit):
+    page = visit("index.html", java_script_enabled=False)
+    page.get_by_text("一个模型，多个 GPU").click()
+    assert page.url.endswith("/zh/index.html")
+
+
+def test_first_page_remembers_the_language(visit, served):
+    page = visit("en/index.html", site=served, locale="en-US")
+    page.get_by_role("link", name="中文").first.click()
+    page.goto(f"{served}/index.html")
+    page.wait_for_url("**/zh/index.html")
+
+
+def test_language_link_leads_to_the_same_page(visit):
+    page = visit("en/04_data_parallel.html")
+    page.get_by_role("link", name="中文").click()
+    assert page.url.endswith("/zh/04_data_parallel.html")
+    page.get_by_role("link", name="English").click()
+    assert page.url.endswith("/en/04_data_parallel.html")
+
+
+@pytest.mark.parametrize("anchor", ["split-law", "cell-run-8"])
+def test_language_link_leads_to_the_same_place(visit, anchor):
+    page = visit(f"en/04_data_parallel.html#{anchor}")
+    link = page.get_by_role("link", name="中文")
+    page.wait_for_function("id => document.getElementById(id).getBoundingClientRect().top < 200", arg=anchor)
+    link.evaluate("link => link.click()")  # clicking as a user does would scroll up to it first
+    page.wait_for_url(f"**/zh/04_data_parallel.html#{anchor}")
+
+
+def test_language_link_keeps_what_the_explorer_shows(visit):
+    page = visit("en/explorer.html#rows=9&gpus=8&dim=0")
+    page.get_by_role("link", name="中文").click()
+    page.wait_for_url("**/zh/explorer.html#rows=9&gpus=8&dim=0")

@@ -1,0 +1,130 @@
+"""The pages of the site, as files."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+import torch
+
+from tests.conftest import EDITIONS, NAMES, ROOT
+from tests.site.reading import PAGES, parse, soup
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_edition_is_complete(html, edition):
+    for page in PAGES:
+        assert (html / edition / f"{page}.html").exists()
+    for name in NAMES:
+        for ending in (".ipynb", ".py"):
+            assert (html / edition / f"{name}{ending}").exists()
+    assert not list(html.rglob("*.part")), "nothing half written"
+
+
+def test_internal_links(html):
+    pages = {path: soup(path) for path in html.rglob("*.html")}
+    ids = {path: {tag["id"] for tag in page.find_all(id=True)} for path, page in pages.items()}
+    broken = []
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue  # has a test of its own
+        for tag, attribute in (("a", "href"), ("img", "src"), ("script", "src"), ("link", "href")):
+            for element in page.find_all(tag, **{attribute: True}):
+                target, anchor = urldefrag(element[attribute].split("?")[0])
+                if re.match(r"(https?|mailto|data):", element[attribute]):
+                    continue
+                file = (path.parent / unquote(target)).resolve() if target else path
+                if not file.exists() or (anchor and file in ids and anchor not in ids[file]):
+                    broken.append(f"{path.relative_to(html)}: {element[attribute]}")
+    assert not broken
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_ids_are_unique(html, edition):
+    for path in (html / edition).glob("*.html"):
+        ids = Counter(tag["id"] for tag in soup(path).article.find_all(id=True))
+        assert [id for id, count in ids.items() if count > 1] == [], path.name
+
+
+def test_nothing_comes_from_other_hosts(html):
+    for path in html.rglob("*.html"):
+        for tag in soup(path).find_all(["script", "link", "img", "iframe"]):
+            address = tag.get("src") or tag.get("href") or ""
+            assert "//" not in address, f"{path.relative_to(html)}: {address}"
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_no_markup_is_left_in_the_text(html, edition):
+    """In Chinese, ** does not open bold between a character and a bracket."""
+    for path in (html / edition).glob("*.html"):
+        page = parse(path)
+        for code in page.select("pre, code, script"):
+            code.decompose()
+        text = page.get_text()
+        assert "**" not in text and "](" not in text, path.name
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_no_script_is_loaded_without_use(html, edition):
+    loaded = {Path(tag["src"].split("?")[0]).name for tag in soup(html / edition / "01_device.html").select("script")}
+    assert loaded == {
+        "theme.js",
+        "page.js",
+        "furo.js",
+        "documentation_options.js",  # where the copy button's script finds its pictures
+        "clipboard.min.js",
+        "copybutton.js",
+    }
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_every_lesson_says_where_it_was_executed(html, edition):
+    for name in NAMES:
+        note = soup(html / edition / f"{name}.html").select_one(".page-note")
+        assert note.time["datetime"][:2] == "20" and "PyTorch 2." in note.text
+    assert not soup(html / edition / "index.html").select(".page-note")
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_lesson_4_shows_the_tables(html, edition):
+    outputs = " ".join(tag.text for tag in soup(html / edition / "04_data_parallel.html").select(".cell_output"))
+    for count, rows in ((2, 15), (3, 10), (8, 4)):
+        assert re.search(rf"{count} (GPUs!|个 GPU)\n", outputs)
+        assert f"torch.Size([{rows}, 5])" in outputs
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_the_first_page_shows_the_picture_that_lesson_4_draws(run, edition):
+    if torch.cuda.device_count():
+        pytest.skip("the picture was drawn on a machine without GPUs")
+    outputs = run.cells[f"{edition}/04_data_parallel"]["splits-plot"].outputs
+    (drawn,) = [
+        "".join(output["data"]["image/svg+xml"]) for output in outputs if "image/svg+xml" in output.get("data", {})
+    ]
+    shown = (ROOT / "notebooks" / edition / "splits.svg").read_text(encoding="utf-8")
+    assert shown.rstrip() == drawn.rstrip(), "copy the new one over it"
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_every_question_leads_to_an_output_and_to_who_asked(html, edition):
+    questions = soup(html / edition / "questions.html").article.select("section section")
+    assert len(questions) >= 15
+    for question in questions:
+        links = [link["href"] for link in question.select("a.reference")]
+        (cell,) = [link for link in links if "#cell-" in link]
+        assert [link for link in links if link.startswith(("https://github.com/", "https://discuss.pytorch.org/"))]
+        page, _, anchor = cell.partition("#")
+        shown = soup(html / edition / page).find(id=anchor)
+        output = shown.select_one(".cell_output") or shown.find_next_sibling(class_="runs")
+        assert output.text.strip() or output.img, cell
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_lessons_and_glossary_lead_to_each_other(html, edition):
+    """The lesson that the glossary names for a term links to the term where it first uses it."""
+    for term in soup(html / edition / "glossary.html").select("dt:has(span[id])"):
+        anchor = term.find("span", id=True)["id"]
+        shown_in = [link["href"].partition("#")[0] for link in term.find_next_sibling("dd").select("a[href]")]
+        for lesson in (page for page in shown_in if page.removesuffix(".html") in NAMES):
+            assert soup(html / edition / lesson).select(f"a.reference[href='glossary.html#{anchor}']"), (lesson, anchor)

@@ -1,0 +1,88 @@
+"""What another machine has recorded stands beside the page's own output, in tabs."""
+
+import json
+
+import pytest
+
+from book.site import site_folder
+from tests.conftest import run_book
+from tests.site.conftest import render, serving
+from tests.site.reading import parse
+
+LESSON, CELL = "04_data_parallel", "run-2"
+
+
+@pytest.fixture(scope="module")
+def recorded(repository):
+    """The site with its own run recorded once more, under the name of a GPU that does not exist: a label, no result.
+
+    Of lesson 4's cell run-2, an older version has been recorded.
+    """
+    for path in (repository / "runs").glob("*.json"):
+        path.unlink()
+    assert "recorded: runs/" in run_book(repository, "record", "run").stdout
+    (path,) = (repository / "runs").glob("*.json")
+    run = json.loads(path.read_text(encoding="utf-8"))
+    path.unlink()
+    for provenance in run["lessons"].values():
+        provenance.update(gpus=["Made-up GPU"] * 2, executed="2025-01-02T03:04:05+00:00")
+    for id, cells in run["cells"].items():
+        if id.endswith(LESSON):
+            cells[CELL]["code"] = "older"
+    (repository / "runs" / "made-up.json").write_text(json.dumps(run), encoding="utf-8")
+    assert render(repository) == ""
+    return site_folder(repository)
+
+
+EDITIONS = pytest.mark.parametrize(
+    ("edition", "here", "older"),
+    [("en", "This page", "Recorded from an older version of this cell."), ("zh", "本页", "旧版本")],
+)
+
+
+@EDITIONS
+def test_a_recorded_run_stands_beside_the_pages_own(recorded, edition, here, older):
+    groups = parse(recorded / edition / f"{LESSON}.html").select(".runs")
+    assert len(groups) == 4  # run(1), run(2), run(3), run(8)
+    for group in groups:
+        mine, other = group.select(".run")
+        assert (mine["data-title"], other["data-title"]) == (here, "2 × Made-up GPU")
+        assert "2025-01-02" not in mine.select_one(".run-name").text
+        assert "2025-01-02" in other.select_one(".run-name").text
+        assert mine.select_one("pre").text == other.select_one("pre").text != ""
+
+
+@EDITIONS
+def test_what_was_recorded_from_an_older_cell_is_marked(recorded, edition, here, older):
+    (mark,) = parse(recorded / edition / f"{LESSON}.html").select(".run-stale")
+    assert older in mark.text
+    assert mark.find_parent(class_="runs").find_previous_sibling(id=True)["id"] == f"cell-{CELL}"
+
+
+def test_links_to_cells_with_tabs_lead_to_them(recorded):
+    page = parse(recorded / "en" / f"{LESSON}.html")
+    for id in ("cell-run-1", "cell-run-8"):
+        assert page.find(id=id)
+
+
+def test_tabs(recorded, browser):
+    with serving(recorded) as address:
+        context = browser.new_context()
+        tab = context.new_page()
+        tab.goto(f"{address}/en/{LESSON}.html")
+        panels = tab.locator(".run:visible")
+        assert panels.count() == 4 and "2025-01-02" not in panels.first.inner_text()
+        tab.locator(".runs").nth(1).get_by_role("tab", name="Made-up").click()
+        assert panels.count() == 4 and all("2025-01-02" in text for text in panels.all_inner_texts())
+        chosen = tab.locator('[role="tab"][aria-selected="true"]').nth(1)
+        chosen.press("ArrowRight")  # from the last one to the first
+        assert not any("2025-01-02" in text for text in panels.all_inner_texts())
+        tab.locator('[role="tab"][aria-selected="true"]').nth(1).press("ArrowLeft")
+        tab.goto(f"{address}/zh/09_cost.html")  # the choice holds on another page
+        assert panels.count() and all("2025-01-02" in text for text in panels.all_inner_texts())
+        context.close()
+        plain = browser.new_context(java_script_enabled=False)
+        without = plain.new_page()
+        without.goto(f"{address}/en/{LESSON}.html")
+        assert without.locator(".run:visible").count() == 8
+        plain.close()

@@ -1,0 +1,104 @@
+"""What the rules of `check` see in texts and code; the messages themselves stand in tests/data/bad.yml."""
+
+from dataclasses import replace
+
+import pytest
+
+from book import check
+from book.model import BookError, Problem
+from tests.unit.conftest import changed
+
+
+@pytest.mark.parametrize(
+    ("source", "links"),
+    [
+        ("[a](b.md)", ["b.md"]),
+        ("`self.layers[0](x)` and\n\n    layers[0](x)\n\n```\n[a](b.md)\n```", []),
+        ("[a](https://example.org/Split_(math))", ["https://example.org/Split_(math)"]),
+        ("[a][one] and ![b](c.svg)\n\n[one]: two.md", ["two.md", "c.svg"]),
+        ("<https://example.org>", ["https://example.org"]),
+        ("| a |\n|---|\n| [b](c.md) |", ["c.md"]),
+        ("term\n: [b](c.md)", ["c.md"]),
+        (r"\[a](b.md)", []),
+        ("[a](<b c.md>)", ["b%20c.md"]),
+    ],
+)
+def test_links(source, links):
+    assert [link for link, _line in check.parsed(source).links] == links
+
+
+def test_links_know_their_line():
+    assert check.parsed("one\n\ntwo\nthree\n\n- [a](b)\n- [c](d)").links == [("b", 6), ("d", 7)]
+
+
+def test_labels():
+    text = check.parsed(
+        '(one)=\n# Title\n\n<span id="term-two"></span>**two**\n: It.\n\n`(three)=`\n\n```\n(four)=\n```'
+    )
+    assert text.labels == ["one", "term-two"]
+
+
+@pytest.mark.parametrize(
+    ("source", "title"),
+    [
+        ("(a)=\n# 1. What *is* it?\n\n# 2. No", "1. What *is* it?"),
+        ("text\n\n## Second\n\n# First", "First"),
+        ("```\n# comment\n```", ""),
+    ],
+)
+def test_titles(source, title):
+    assert check.parsed(source).title == title
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("print('one')  # a", "print('二')", True),
+        ("print(f'{a} of {b}')", "print(f'{b} 之 {a}')", True),
+        ("print(f'{a:.2f}')", "print(f'{a}')", False),
+        ("print(f'{a}')", "print(f'{b}')", False),
+        ("f('a', 1)", "f('b', 2)", False),
+        ("f(b'a')", "f(b'b')", False),
+        ("x = {'a': 1}", "x = {'甲': 1}", True),
+        ("a = 1", "b = 1", False),
+        ("%matplotlib inline\nx = 1", "%matplotlib inline\nx = 2", False),
+        ("!ls", "!ls  ", True),
+    ],
+)
+def test_code_may_differ_in_words_alone(one, other, same):
+    assert (check.code_pair("here", one, other) == []) is same
+
+
+def test_the_line_from_which_code_differs():
+    (problem,) = check.code_pair("here", "a = 1\nb = 2  # two\nc = 3", "a = 1\nb = 2  # 二\nc = 4")
+    assert (problem.where, problem.note) == ("here", False)
+    assert "line 3 on" in problem.text
+
+
+def test_a_problem_is_a_line():
+    assert str(Problem("a.md, line 1", "wrong")) == "a.md, line 1: wrong"
+    assert str(Problem("", "wrong")) == "wrong"
+    error = BookError(Problem("a", "b"), "c")
+    assert (str(error), error.lines) == ("a: b\nc", ["a: b", "c"])
+
+
+def test_a_recorded_cell_that_has_changed(small, provenance):
+    from book.model import Recorded, Run
+    from book.runs import code_hash
+
+    cell = next(c for c in small.page("en/02_total").cells if c.id == "total")
+    run = Run("cpu", {"en/02_total": provenance}, {"en/02_total": {"total": Recorded(code_hash(cell.source), [])}})
+    book = replace(small, recorded=[run])
+    assert check.check(book) == []
+    found = check.check(changed(book, "en/02_total", total="rows = [1]\nprint(rows)"))
+    expected = Problem(
+        "runs/cpu.json: en/02_total, cell total", "recorded from an older version of the cell", note=True
+    )
+    assert expected in found
+
+
+def test_pages_are_behind_until_they_are_translated_again(small):
+    assert small.behind(small.page("zh/01_count")) == []
+    newer = changed(small, "en/01_count", predict="**Predict**: what comes out?")
+    assert [cell.id for cell in newer.behind(newer.page("zh/01_count"))] == ["predict"]
+    assert newer.behind(newer.page("en/01_count")) == [], "the source edition is never behind"

@@ -1,0 +1,141 @@
+"""Runs one notebook in a kernel of its own, within limits: time for a cell, time in all, size of a cell's output."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+MAX_OUTPUT = 1_000_000  # characters that one cell may put out
+
+
+class KernelNeverStarted(Exception):
+    """Most often because another program took the ports that were chosen for it."""
+
+
+class CellFailed(Exception):
+    """`cell` is the id of the cell that ran last."""
+
+    def __init__(self, reason: str, cell: str):
+        super().__init__(reason)
+        self.cell = cell
+
+
+def run_notebook(
+    notebook: Any,
+    folder: str,
+    environment: dict[str, str],
+    timeout: float,
+    deadline: float,
+    on_cell: Callable[[], None],
+    over: threading.Event,
+) -> None:
+    """Executes a notebook (nbformat's), in place, in this folder, until it ends or `over` is set.
+
+    timeout: seconds for a cell; deadline: for the notebook. on_cell: called after each cell.
+    Whatever it has started ends with it. Raises CellFailed or KernelNeverStarted.
+    """
+    # At shutdown jupyter_client reads from sockets that it has closed, and asyncio finds its tasks unfinished.
+    for name in ("tornado", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    current: dict[str, Any] = {}
+    ended = threading.Event()
+    with tempfile.TemporaryFile("w+") as log:
+        client = limited_client(notebook, folder, timeout, current, on_cell)
+        watch = threading.Thread(target=watch_over, args=(client, deadline, ended, over), daemon=True)
+        watch.start()
+        try:
+            client.execute(env=environment, stderr=log)
+            for cell in notebook.cells:
+                if cell.cell_type == "code":
+                    cell.outputs = joined(cell.outputs)
+        except CellExecutionError as error:
+            raise CellFailed(f"{error.ename}: {error.evalue}", current["id"]) from None
+        except CellTimeoutError:
+            reason = f"still running after {timeout} s (execute: timeout in _config.yml)"
+            raise CellFailed(reason, current["id"]) from None
+        except (DeadKernelError, RuntimeError):
+            if current:
+                died = "the kernel died; did this cell exit, or run out of memory?"
+                raise CellFailed(client.given_up or died, current["id"]) from None
+            atexit.unregister(client._cleanup_kernel)  # nbclient forgets to, and trips over the missing kernel
+            log.seek(0)
+            said = log.read().strip() or client.given_up or "it said nothing"
+            raise KernelNeverStarted(f"the kernel did not start: {said.splitlines()[-1]}") from None
+        finally:
+            ended.set()
+            watch.join()
+
+
+def joined(outputs: list[Any]) -> list[Any]:
+    """Outputs in which what was written to one stream is one output. (nbclient's own way takes minutes for long lines.)"""
+    found: list[Any] = []
+    streams: dict[str, Any] = {}  # by name, since the last output of another kind
+    for output in outputs:
+        if output.output_type != "stream":
+            streams.clear()
+        elif output.name in streams:
+            streams[output.name].text += output.text
+            continue
+        else:
+            streams[output.name] = output
+        found.append(output)
+    return found
+
+
+def limited_client(
+    notebook: Any, folder: str, timeout: float, current: dict[str, Any], on_cell: Callable[[], None]
+) -> Any:
+    """An nbclient that can give up on the whole notebook; then `given_up` says why. `current` follows its cell."""
+    # This provisioner forks kernels where it can, and ends what a kernel has started.
+    KernelProvisionerFactory.instance().default_provisioner_name = "warm-kernel"
+
+    class LimitedClient(NotebookClient):  # type: ignore[misc]
+        given_up: str | None = None
+        size = 0  # of what the current cell has put out
+
+        def give_up(self, reason: str) -> None:
+            self.given_up = self.given_up or reason
+            with suppress(AttributeError):  # it has no kernel yet, or no more
+                self.km.provisioner.end()
+
+        def output(self, outs: Any, msg: Any, display_id: str, cell_index: int) -> Any:
+            self.size += len(repr(msg["content"]))
+            if self.size > MAX_OUTPUT:
+                self.give_up(f"put out more than {MAX_OUTPUT:,} characters")
+            return None if self.given_up else super().output(outs, msg, display_id, cell_index)
+
+    def begin(cell: Any, cell_index: int) -> None:
+        current.update(cell)
+        client.size = 0
+
+    client = LimitedClient(
+        notebook,
+        kernel_name="python3",
+        timeout=timeout,
+        resources={"metadata": {"path": folder}},
+        shutdown_kernel="immediate",
+        record_timing=False,
+        on_cell_start=begin,
+        on_cell_executed=lambda **_: on_cell(),
+        extra_arguments=["--log-level=ERROR"],
+    )
+    return client
+
+
+def watch_over(client: Any, deadline: float, ended: threading.Event, over: threading.Event) -> None:
+    """Gives up on a notebook that takes too long, or when `over` is set; again and again, if its kernel just starts."""
+    late = f"the lesson takes longer than {deadline} s in all (execute: deadline in _config.yml)"
+    began = time.monotonic()
+    while not ended.wait(0.1):
+        if over.is_set() or time.monotonic() - began > deadline:
+            client.give_up("stopped" if over.is_set() else late)
