@@ -59,6 +59,8 @@ class VirtualDataParallel(nn.DataParallel):
     def replicate(self, module, device_ids):
         parameters = list(module.parameters())
         copies = Broadcast.apply(len(device_ids), *parameters)
+        if not torch.is_grad_enabled():  # then replica 0 has the parameters themselves
+            copies = (*parameters, *copies[len(parameters) :])
         replicas = []
         for i in range(len(device_ids)):
             mine = dict(zip(parameters, copies[i * len(parameters) :]))

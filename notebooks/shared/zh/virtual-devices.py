@@ -59,6 +59,8 @@ class VirtualDataParallel(nn.DataParallel):
     def replicate(self, module, device_ids):
         parameters = list(module.parameters())
         copies = Broadcast.apply(len(device_ids), *parameters)
+        if not torch.is_grad_enabled():  # 不算梯度时，副本 0 用的就是模型自己的参数
+            copies = (*parameters, *copies[len(parameters) :])
         replicas = []
         for i in range(len(device_ids)):
             mine = dict(zip(parameters, copies[i * len(parameters) :]))
