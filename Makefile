@@ -18,7 +18,7 @@ book: .venv/ready
 	@$(BIN)/python -m book build
 
 test: .venv/ready-for-tests
-	@sh tools/install_browser.sh fonts-liberation fonts-noto-cjk
+	@sh tools/install_browser.sh fonts-liberation fonts-noto-cjk g++
 	$(BIN)/python -m pytest
 
 test-fast: .venv/ready-for-tests
@@ -61,8 +61,8 @@ $(BIN)/python:
 	@$(INSTALL) --editable . --editable ./warm-kernel
 	@touch $@
 
-.venv/ready-for-tests: .venv/ready
-	@$(INSTALL) --editable '.[test]'
+.venv/ready-for-tests: .venv/ready simulated-gpus/pyproject.toml
+	@$(INSTALL) --editable '.[test]' --editable ./simulated-gpus
 	@touch $@
 
 .venv/ready-for-lab: .venv/ready

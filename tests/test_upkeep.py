@@ -32,7 +32,7 @@ SCRIPTS = [*sorted(map(str, ROOT.glob("tools/*.sh"))), ".ci/run"]
 
 
 def english_files():
-    folders = ("book", "notebooks/en", "tests", "tools", "warm-kernel", ".github/workflows")
+    folders = ("book", "notebooks/en", "tests", "tools", "warm-kernel", "simulated-gpus", ".github/workflows")
     files = [*ROOT.glob("*.*"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
     kinds = (".py", ".md", ".ipynb", ".yml", ".sh", ".js", ".css", ".toml", ".cff")
     return [

@@ -47,12 +47,6 @@ def test_on_devices(name):
     assert "skipped" not in done.stdout and "failed" not in done.stdout
 
 
-def test_a_process_starts_no_later_than_a_second_after_torch(name):
-    measure = "import time, torch, simulated_gpus\nt = time.perf_counter()\nsimulated_gpus.install(8, {!r})\n"
-    measure += "print(time.perf_counter() - t)"
-    assert any(float(run(measure.format(name)).stdout) < 1 for _ in range(3))  # the machine may be busy
-
-
 @pytest.mark.parametrize("asked, seen", [("3:{}", "3 True"), ("0", "0 False")])
 def test_pytorch_asks_the_package_itself(name, tmp_path, asked, seen):
     metadata = tmp_path / "simulated_gpus-0.dist-info"  # as pip writes it
