@@ -98,7 +98,7 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
         if ids.count(cell.id) > 1:
             yield cell, "two cells have this id"
         if not re.fullmatch(CELL_ID, cell.id) or RANDOM_ID.fullmatch(cell.id):
-            yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} wrap-model"
+            yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} NEW-ID"
         if shared_source(book, cell, lesson.edition) not in (None, cell.source):
             yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
         image = cell.metadata.get("mystnb", {}).get("image", {})
@@ -147,7 +147,7 @@ def code_pair(where: str, source: str, code: str) -> list[Problem]:
         return [Problem(where, f"{error.msg} (line {error.lineno})")]
     for (line, text), (_, expected) in zip(theirs, mine, strict=False):
         if text != expected:
-            return [Problem(where, f"the code differs from the source edition's, from line {line} on")]
+            return [Problem(where, f"the code differs from the source edition's, first in line {line}")]
     same = len(mine) == len(theirs)
     return [] if same else [Problem(where, "the code is longer or shorter than the source edition's")]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 from . import files, runs
 from .check import text_of
 from .model import CELL_ANCHOR, Cell, Lesson, Recorded, Run
-from .site import prints, repository
+from .site import NEVER_EXECUTE, prints, repository
 from .sources import find_root, load
 
 HERE = Path(__file__).parent
@@ -61,16 +62,16 @@ class Pages:
 
     def configure(self, app: Sphinx, config: Config) -> None:
         """The settings in which editions differ, and the places of templates and styles."""
-        edition = self.edition
-        config.language, config.html_title, config.author = edition.language, edition.title, edition.author
-        config.locale_dirs = [str(HERE / "locale")]
+        config.language, config.html_title = self.edition.language, self.edition.title
+        config.author = self.edition.author
+        folders = ([str(HERE / name)] for name in ("locale", "templates", "static"))
+        config.locale_dirs, config.templates_path, config.html_static_path = folders
         app._init_i18n()  # Sphinx chose the language before it loaded this extension
         config.external_toc_path = str(self.book.root / "_toc.yml")  # one for all editions
-        config.templates_path, config.html_static_path = [str(HERE / "templates")], [str(HERE / "static")]
         config.html_favicon = str(HERE / "static" / "favicon.svg")
         config.nb_code_prompt_show, config.nb_code_prompt_hide = _("Show the code"), _("Hide the code")
-        config.html_baseurl = f"{self.book.address}/{edition.name}/" if self.book.address else ""
-        if not runs.not_executed(self.book, self.run):
+        config.html_baseurl = f"{self.book.address}/{self.edition.name}/" if self.book.address else ""
+        if NEVER_EXECUTE in os.environ or not runs.not_executed(self.book, self.run):
             config.nb_execution_mode = "off"
 
     def add_outputs(self, app: Sphinx, docname: str, source: list[str]) -> None:
@@ -85,8 +86,7 @@ class Pages:
             app.env.note_dependency(str(path))
 
     def with_outputs(self, lesson: Lesson) -> dict[str, Any]:
-        notebook = files.notebook_json(lesson.cells, executed=True)
-        done = self.run.cells.get(lesson.id, {})
+        notebook, done = files.notebook_json(lesson.cells, executed=True), self.run.cells.get(lesson.id, {})
         cells: list[dict[str, Any]] = []
         for cell, entry in zip(lesson.cells, notebook["cells"], strict=True):
             entry["metadata"]["id"] = cell.id

@@ -32,10 +32,8 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """The NVIDIA GPUs that CUDA would show now: those of the machine, less what CUDA_VISIBLE_DEVICES hides.
-
-    Asks nvidia-smi, since importing torch takes seconds.
-    """
+    """The NVIDIA GPUs that CUDA would show now: those of the machine, less what CUDA_VISIBLE_DEVICES hides."""
+    # nvidia-smi is asked, since importing torch takes seconds.
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", "--query-gpu=uuid,name,driver_version", "--format=csv,noheader"]

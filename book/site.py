@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
 STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and the sizes of its files
 JUPYTER_BOOK = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+NEVER_EXECUTE = "BOOK_NEVER_EXECUTES"  # an environment variable: lessons have been executed, or are not to be shown
 TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext", "pagefind")
 
 
@@ -61,6 +62,9 @@ def render(book: Book) -> bool:
         complaints = [line for lines in pool.map(lambda edition: run_sphinx(book, edition), editions) for line in lines]
         if complaints:
             raise BookError(*complaints)
+        for page in [page for edition in editions for page in edition.pages.values()]:
+            if files.read_text(book.root / page.path, book.root) != page.raw:
+                raise BookError(f"{page.path}: changed while the book was built; build again")
         list(pool.map(lambda edition: assemble(book, edition, fresh), editions))
         root_pages(book, fresh)
         files.write_json(fresh / STAMP, {"digest": made_of, "sizes": sizes(fresh)})
@@ -105,7 +109,7 @@ def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list
     output.mkdir(parents=True, exist_ok=True)
     source = book.root / Path(edition.home.path).parent
     options = ["--toc", str(book.root / "_toc.yml"), "--path-output", str(output), "-n", "-W", "--keep-going", "-q"]
-    environment = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1"}
+    environment = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1", NEVER_EXECUTE: "1"}
     with (output / "log.txt").open("w+", encoding="utf-8") as log:
         command = [*JUPYTER_BOOK, "build", str(source), *options, *more]
         done = subprocess.run(command, cwd=book.root, env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 
 from tests.engine.conftest import EDITIONS, TESTS, changed
 
@@ -120,3 +122,29 @@ def test_a_spoiled_site_is_made_whole(book):
     shutil.rmtree(book.folder / "_build" / "sphinx")
     assert "already" not in book.good("render")
     assert book.site() == before
+
+
+SAVED_MEANWHILE = """
+import sys
+from pathlib import Path
+from book import site, sources
+
+book = sources.load()
+path = Path(sys.argv[1])
+path.write_text(path.read_text("utf-8").replace("print(", f"open({sys.argv[2]!r}, 'w'); print("), "utf-8")
+try:
+    site.render(book)
+except Exception as error:
+    print(error)
+"""
+
+
+def test_a_source_saved_between_execution_and_rendering(book):
+    """Sphinx would have executed the whole edition by itself, for minutes and without a word."""
+    before, proof = book.site(), book.folder / "executed-by-sphinx"
+    book.replace("notebooks/en/index.md", "# ", "# A changed title: ")
+    lesson = book.folder / "notebooks" / "en" / "01_count.ipynb"
+    command = [sys.executable, "-c", SAVED_MEANWHILE, str(lesson), str(proof)]
+    done = subprocess.run(command, cwd=book.folder, env=book.environment([book.folder]), capture_output=True, text=True)
+    assert done.stdout == "notebooks/en/01_count.ipynb: changed while the book was built; build again\n", done.stderr
+    assert not proof.exists() and book.site() == before
