@@ -22,9 +22,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from warm_kernel import prewarm
-from warm_kernel.notebook import CellFailed, KernelNeverStarted, run_notebook
-
 from . import files, runs
 from .machine import LIMITS, Gpu, assert_visible, choose_gpus, environment, gpus, versions
 from .model import Book, BookError, Cell, Lesson, Problem, Provenance, Result
@@ -103,6 +100,8 @@ class Execution:
 
     def executed(self, lessons: list[Lesson]) -> Iterator[tuple[Lesson, Result | BookError]]:
         """Executes lessons side by side, those that measure time alone; yields each with what came of it."""
+        from warm_kernel import prewarm
+
         shutil.rmtree(self.book.root / "_build" / "failed", ignore_errors=True)
         seconds = runs.expected_seconds(self.book)
         # The longest first, so that none runs alone at the end.
@@ -132,6 +131,7 @@ class Execution:
     ) -> Result | BookError:
         """Executes one lesson in an empty folder with a fresh kernel, which gets three tries to start."""
         import nbformat
+        from warm_kernel.notebook import CellFailed, KernelNeverStarted, run_notebook
 
         for tries_left in (2, 1, 0):
             probe = Cell(PROBE_ID, "code", PROBE)
@@ -159,7 +159,7 @@ class Execution:
         outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
         return Result(lesson.id, self.key(lesson), code_of(lesson), provenance, outputs)
 
-    def failure(self, lesson: Lesson, notebook: Any, error: CellFailed) -> BookError:
+    def failure(self, lesson: Lesson, notebook: Any, error: Any) -> BookError:
         """Keeps the notebook of a lesson that failed, as far as it came."""
         kept = self.book.root / "_build" / "failed" / f"{lesson.id}.ipynb"
         notebook.cells.pop()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import io
 import json
 import re
 import shutil
 import tokenize
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def runs_folder(root: Path) -> Path:
     return root / "_build" / "runs"
 
 
+@cache
 def code_hash(source: str) -> str:
     """What a recorded output remembers of the code that put it out; comments do not count."""
     return hashlib.sha256(without_comments(source).encode()).hexdigest()[:12]
@@ -43,7 +44,7 @@ def without_comments(source: str) -> str:
     """Code without the text of its comments; every line stays, since errors name line numbers."""
     lines = source.splitlines()
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        tokens = list(tokenize.generate_tokens(iter(source.splitlines(True)).__next__)) if "#" in source else []
     except (tokenize.TokenError, SyntaxError):  # a cell with %magic
         return source
     for token in tokens:
