@@ -56,6 +56,7 @@ def checked(book: Book, ahead: bool = False, strict: bool = False) -> Book:
 
 def build_book(count: int | None = None, force: bool = False, cold: bool = False, ahead: bool = False) -> None:
     """Checks, executes and renders the book that the working folder is in."""
+    site.warm_up(sources.find_root())
     book = checked(sources.load(), ahead)
     with files.lock(book.root / "_build"):
         execute_lessons(book, book.lessons, count, force, cold, runs.run_folder(book.root))
@@ -152,8 +153,8 @@ def execute(names: list[str], edition: str | None, gpus: list[int | None], force
 @commands.command()
 def render() -> None:
     """Render all editions from the last execution."""
-    book = sources.load()
-    with files.lock(book.root / "_build"):
+    site.warm_up(sources.find_root())
+    with files.lock((book := sources.load()).root / "_build"):
         render_pages(book)
 
 

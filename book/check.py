@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files as package_files
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
@@ -30,6 +30,7 @@ from .sources import CELL_ID, shared_source
 
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?|[0-9a-f]{6,}")  # as editors give them
 EXERCISE = re.compile(r"exercise-\d+")
+MARKDOWN = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin)
 
 
 class Text(NamedTuple):
@@ -43,7 +44,7 @@ class Text(NamedTuple):
 
 @cache
 def parsed(source: str) -> Text:
-    tokens = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin).parse(source)
+    tokens = MARKDOWN.parse(source)
     titles = [text.content for opening, text in pairwise(tokens) if opening.tag == "h1" and text.type == "inline"]
     inlines = [(token, (block.map or [0])[0] + 1) for block in tokens for token in block.children or []]
     spans = [token.content.split('"') for token, _ in inlines if token.content.startswith('<span id="')]
@@ -63,7 +64,9 @@ def text_of(cell: Cell) -> Text:
 def check(book: Book) -> list[Problem]:
     """Problems of each edition by itself; those that are notes stop no build."""
     found = [Problem(lesson.where(cell), text) for lesson in book.lessons for cell, text in gaps(book, lesson)]
-    return [*settings(book), *found, *links(book), *outdated_runs(book), *outdated_translations(book)]
+    places = [f"runs/{run.name}.json: {id}, cell {cell}" for run in book.recorded for id, cell in stale(book, run)]
+    found += [Problem(place, "recorded from an older version of the cell", note=True) for place in places]
+    return [*settings(book), *found, *links(book), *outdated_translations(book)]
 
 
 def pairs(book: Book) -> list[Problem]:
@@ -153,23 +156,24 @@ def code_pair(where: str, source: str, code: str) -> list[Problem]:
 
 
 @cache
-def statements(code: str) -> list[tuple[int, str]]:
-    """The statements of a cell: each with its line, as a syntax tree with the contents of strings masked."""
-    if any(line.lstrip().startswith(("%", "!")) for line in code.splitlines()):  # what IPython alone understands
-        from IPython.core.inputtransformer2 import TransformerManager
+def statements(code: str) -> list[tuple[int, Any]]:
+    """The statements of a cell: each with its line, as a tree of tuples without the contents of strings."""
+    lines = code.splitlines()
+    for number, line in enumerate(lines):
+        if (rest := line.lstrip()).startswith(("%", "!")):  # what IPython alone understands counts as a string
+            lines[number] = line.removesuffix(rest) + repr(rest)
+    return [(node.lineno, masked(node)) for node in ast.parse("\n".join(lines)).body]
 
-        code = TransformerManager().transform_cell(code)  # type: ignore[no-untyped-call]
 
-    class Mask(ast.NodeTransformer):
-        def visit_Constant(self, node: ast.Constant) -> ast.Constant:
-            return ast.Constant("") if isinstance(node.value, str) else node
-
-        def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
-            # Languages differ in word order: the formatted values count, their places do not.
-            values = [self.visit(value) for value in node.values if isinstance(value, ast.FormattedValue)]
-            return ast.JoinedStr(sorted(values, key=ast.dump))
-
-    return [(node.lineno, ast.dump(Mask().visit(node))) for node in ast.parse(code).body]
+def masked(node: Any) -> Any:
+    if isinstance(node, ast.Constant):
+        return str if isinstance(node.value, str) else repr(node.value)
+    if isinstance(node, ast.JoinedStr):
+        # Languages differ in word order: the formatted values count, their places do not.
+        return sorted((masked(value) for value in node.values if isinstance(value, ast.FormattedValue)), key=repr)
+    if isinstance(node, ast.AST):
+        return type(node), *(masked(getattr(node, field)) for field in node._fields)
+    return [masked(each) for each in node] if isinstance(node, list) else node
 
 
 def text_pair(where: str, source: Text, text: Text) -> list[Problem]:
@@ -223,13 +227,6 @@ def dead(link: str, book: Book, page: Page, labels: set[str], places: dict[str, 
     if not file and place not in labels:
         return f"no label {place}"
     return f"nothing is called {place} in {file}" if file and place and place not in places.get(file, ()) else None
-
-
-def outdated_runs(book: Book) -> Iterator[Problem]:
-    """Recorded outputs whose code has changed since."""
-    for name, lesson, cell in [(run.name, *place) for run in book.recorded for place in stale(book, run)]:
-        where = f"runs/{name}.json: {lesson}, cell {cell}"
-        yield Problem(where, "recorded from an older version of the cell", note=True)
 
 
 def outdated_translations(book: Book) -> Iterator[Problem]:

@@ -32,11 +32,6 @@ class BookError(Exception):
         self.lines = [str(problem) for problem in problems]
 
 
-def text_hash(text: str) -> str:
-    """What a translation remembers of the text that it translates."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 @dataclass(frozen=True)
 class Provenance:
     """On what a lesson was executed, and when."""
@@ -121,7 +116,7 @@ class Page:
     @property
     def hashes(self) -> dict[str, str]:
         """What a translation of each cell remembers of its text."""
-        return {cell.id: text_hash(cell.source) for cell in self.cells}
+        return {cell.id: hashlib.sha256(cell.source.encode()).hexdigest()[:12] for cell in self.cells}
 
     @property
     def translates(self) -> dict[str, str | None]:
@@ -167,10 +162,6 @@ class Edition:
     @property
     def lessons(self) -> list[Lesson]:
         return [page for page in self.pages.values() if isinstance(page, Lesson)]
-
-    @property
-    def home(self) -> Page:
-        return next(iter(self.pages.values()))
 
 
 @dataclass(frozen=True, eq=False)

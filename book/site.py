@@ -19,9 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from multiprocessing import forkserver, get_context
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader
 
 from . import files, runs
 from .model import Book, BookError, Edition, Run
@@ -29,7 +28,9 @@ from .model import Book, BookError, Edition, Run
 HERE = Path(__file__).parent
 KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
 STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and the sizes of its files
-JUPYTER_BOOK = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+# Each edition is rendered by a process of its own, forked from one that has imported these.
+RENDERERS = get_context("forkserver")
+IMPORTS = ["jupyter_book.cli.main", "jupyter_book.sphinx", "myst_nb.sphinx_ext", "furo", "book.extension"]
 NEVER_EXECUTE = "BOOK_NEVER_EXECUTES"  # an environment variable: lessons have been executed, or are not to be shown
 TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext", "pagefind")
 
@@ -40,6 +41,15 @@ def site_folder(root: Path) -> Path:
 
 def prints(book: Book, edition: str = "*") -> list[Path]:  # EPUB and PDF, if make print has made them
     return sorted((book.root / "_build" / "print").glob(f"*-{edition}.*"))
+
+
+def warm_up(root: Path) -> None:
+    """Begins to import what Sphinx needs, beside all that comes before it, if a file is newer than the site."""
+    os.environ["PYTHONUTF8"] = "1"
+    RENDERERS.set_forkserver_preload(IMPORTS)
+    made_of, stamp = [*root.glob("*.yml"), *root.glob("notebooks/*/*"), *HERE.rglob("*")], site_folder(root) / STAMP
+    if not stamp.exists() or any(path.stat().st_mtime > stamp.stat().st_mtime for path in made_of):
+        forkserver.ensure_running()
 
 
 def render(book: Book) -> bool:
@@ -57,15 +67,13 @@ def render(book: Book) -> bool:
     site, made_of = site_folder(book.root), digest(book, run)
     if files.read_json(site / STAMP) == {"digest": made_of, "sizes": sizes(site)}:
         return False
-    editions = list(book.editions.values())
     with files.new_folder(site) as fresh, ThreadPoolExecutor() as pool:
-        complaints = [line for lines in pool.map(lambda edition: run_sphinx(book, edition), editions) for line in lines]
-        if complaints:
-            raise BookError(*complaints)
-        for page in [page for edition in editions for page in edition.pages.values()]:
+        complaints = list(pool.map(lambda edition: render_edition(book, edition, fresh), book.editions.values()))
+        if any(complaints):
+            raise BookError(*(line for lines in complaints for line in lines))
+        for page in [page for edition in book.editions.values() for page in edition.pages.values()]:
             if files.read_text(book.root / page.path, book.root) != page.raw:
                 raise BookError(f"{page.path}: changed while the book was built; build again")
-        list(pool.map(lambda edition: assemble(book, edition, fresh), editions))
         root_pages(book, fresh)
         files.write_json(fresh / STAMP, {"digest": made_of, "sizes": sizes(fresh)})
     return True
@@ -76,8 +84,7 @@ def digest(book: Book, run: Run) -> str:
     texts = [page.raw for edition in book.editions.values() for page in edition.pages.values()]
     editions = [asdict(replace(edition, pages={})) for edition in book.editions.values()]
     shown = [runs.to_json(each) for each in (run, *book.recorded)]
-    tools = {name: version(name) for name in TOOLS}
-    made_of = [texts, editions, list(book.source.pages), book.config, shown, tools, repository(book)]
+    made_of = [texts, editions, list(book.source.pages), book.config, shown, [*map(version, TOOLS)], repository(book)]
     found = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
     for path in sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".mo", ".pyc")):
         found.update(path.read_bytes())
@@ -99,30 +106,13 @@ def repository(book: Book) -> str | None:
     if not address and "GITHUB_REPOSITORY" in os.environ:
         address = f"https://github.com/{os.environ['GITHUB_REPOSITORY']}"
     address = address or files.git(book.root, "remote", "get-url", "origin") or ""
-    match = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$", address)
-    return match and match[1]
+    return (match := re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$", address)) and match[1]
 
 
-def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list[str]:
-    """Lets Jupyter Book render an edition; returns what it complains of, any warning being an error."""
-    output = book.root / "_build" / "sphinx" / (edition.name + kind)
-    output.mkdir(parents=True, exist_ok=True)
-    source = book.root / Path(edition.home.path).parent
-    options = ["--toc", str(book.root / "_toc.yml"), "--path-output", str(output), "-n", "-W", "--keep-going", "-q"]
-    environment = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1", NEVER_EXECUTE: "1"}
-    with (output / "log.txt").open("w+", encoding="utf-8") as log:
-        command = [*JUPYTER_BOOK, "build", str(source), *options, *more]
-        done = subprocess.run(command, cwd=book.root, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        log.seek(0)
-        text = log.read().replace(f"{book.root}/", "")
-    if done.returncode == 0:
-        return []
-    warnings = [line for line in text.splitlines() if "WARNING:" in line or "ERROR:" in line]
-    return warnings or [f"Jupyter Book failed on the edition {edition.name}:\n{text[-2000:]}"]
-
-
-def assemble(book: Book, edition: Edition, site: Path) -> None:
-    """Puts what Sphinx has written for an edition into the new site."""
+def render_edition(book: Book, edition: Edition, site: Path) -> list[str]:
+    """Puts an edition into the new site; or returns what Sphinx complains of."""
+    if complaints := run_sphinx(book, edition):
+        return complaints
     made, folder = book.root / "_build" / "sphinx" / edition.name / "_build" / "html", site / edition.name
     ignore = shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map", "searchindex.js")
     shutil.copytree(made, folder, ignore=ignore)
@@ -132,6 +122,34 @@ def assemble(book: Book, edition: Edition, site: Path) -> None:
     make_zip(site / f"{name}-{edition.name}.zip", folder)  # after the source edition: one-model-many-gpus-en.zip
     for path in prints(book, edition.name):
         shutil.copy2(path, site)
+    return []
+
+
+def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list[str]:
+    """Lets Jupyter Book render an edition; returns what it complains of, any warning being an error."""
+    output = book.root / "_build" / "sphinx" / (edition.name + kind)
+    command = ["build", f"notebooks/{edition.name}", "--toc", "_toc.yml", "--path-output", str(output), *more]
+    files.write_text(output / "log.txt", "")
+    process = RENDERERS.Process(target=jupyter_book, args=(book.root, output / "log.txt", command))
+    process.start()
+    process.join()
+    if process.exitcode == 0:
+        return []
+    text = files.read_text(output / "log.txt", book.root).replace(f"{book.root}/", "")
+    warnings = [line for line in text.splitlines() if "WARNING:" in line or "ERROR:" in line]
+    return warnings or [f"Jupyter Book failed on the edition {edition.name}:\n{text[-2000:]}"]
+
+
+def jupyter_book(root: Path, log: Path, command: list[str]) -> None:
+    """Jupyter Book's command line, in a process of its own."""
+    from jupyter_book.cli.main import main
+
+    with log.open("a") as stream:
+        for output in (sys.stdout, sys.stderr):
+            os.dup2(stream.fileno(), output.fileno())
+    os.chdir(root)
+    os.environ |= {"NO_COLOR": "1", NEVER_EXECUTE: "1"}
+    main([*command, "-n", "-W", "--keep-going", "-q"])
 
 
 def remove_unused(folder: Path) -> None:
@@ -147,7 +165,9 @@ def remove_unused(folder: Path) -> None:
 def make_searchable(folder: Path) -> None:
     """Lets Pagefind index the pages of an edition; of what it writes, search.js needs the index and its reader."""
     unread = ".headerlink, .copybtn, details.hide > summary"
-    command = [sys.executable, "-m", "pagefind", "--site", str(folder), "--exclude-selectors", unread, "--quiet"]
+    from pagefind_bin_extended import get_executable
+
+    command = [str(get_executable()), "--site", str(folder), "--exclude-selectors", unread, "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise BookError(f"Pagefind could not index {folder.name}:\n{done.stderr or done.stdout}")
@@ -165,6 +185,8 @@ def make_zip(target: Path, folder: Path) -> None:
 
 def root_pages(book: Book, site: Path) -> None:
     """The pages of no edition: the first one, and the one for addresses that do not exist."""
+    from jinja2 import Environment, FileSystemLoader
+
     templates = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True)
     editions = list(book.editions.values())
     words = {e.name: gettext.translation("sphinx", HERE / "locale", [e.language], fallback=True) for e in editions}

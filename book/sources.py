@@ -108,17 +108,12 @@ def load_page(path: Path, edition: str, root: Path) -> Page:
     if path.suffix == ".ipynb":
         cells = tuple(replace(cell, outputs=()) for cell in files.parse_notebook(raw, where))
         return Lesson(path.stem, edition, where, raw, cells)
-    front, text = split_front_matter(raw)
-    about = files.parse_yaml(f"\n{front}", where) or {}  # with a line for ---, so that a message names the right one
-    return Page(path.stem, edition, where, raw, (Cell("", "markdown", text, about),))
-
-
-def split_front_matter(text: str) -> tuple[str, str]:
-    """The YAML block at the top of a Markdown page, and the rest of the page."""
-    tokens = MarkdownIt("zero").use(front_matter_plugin).parse(text)
-    if not tokens or tokens[0].type != "front_matter" or not tokens[0].map:
-        return "", text
-    return tokens[0].content, "".join(text.splitlines(keepends=True)[tokens[0].map[1] :])
+    text, about = raw, None
+    for block in MarkdownIt("zero").use(front_matter_plugin).parse(raw)[:1]:
+        if block.type == "front_matter" and block.map:
+            text = "".join(raw.splitlines(keepends=True)[block.map[1] :])
+            about = files.parse_yaml(f"\n{block.content}", where)  # a line more, for ---: messages name the right one
+    return Page(path.stem, edition, where, raw, (Cell("", "markdown", text, about or {}),))
 
 
 def load_shared(root: Path) -> dict[str, str]:
@@ -221,18 +216,12 @@ def new_lesson(book: Book, name: str, like: str) -> list[str]:
         raise BookError(f"{name}: a lesson's name is like 13_name: two digits, then small letters")
     if name in book.source.pages:
         raise BookError(f"{name}: there is such a lesson already")
-    models = select(book, [like])
-    prefix = name[3:].replace("_", "-")
-    last = book.source.lessons[-1]
-    made = []
-    for model in models:
-        lesson = replace(model, name=name, path=f"{NOTEBOOKS}/{model.edition}/{name}.ipynb", raw="")
+    prefix, last, made, source = name[3:].replace("_", "-"), book.source.lessons[-1], [], book.source.lessons[-1]
+    for model in select(book, [like]):
         cells = [replace(cell, source=relabelled(cell, prefix, last.number + 1)) for cell in model.cells]
-        if model.edition == book.source.name:
-            source = replace(lesson, cells=tuple(cells))
-        made += rewrite(
-            book, lesson, [up_to_date(c, source) if model.edition != book.source.name else c for c in cells]
-        )
+        lesson = replace(model, name=name, path=f"{NOTEBOOKS}/{model.edition}/{name}.ipynb", raw="", cells=tuple(cells))
+        source = lesson if model.edition == book.source.name else source
+        made += rewrite(book, lesson, cells if lesson is source else [up_to_date(cell, source) for cell in cells])
     toc = files.read_text(book.root / "_toc.yml", book.root)
     line = next(line for line in toc.splitlines(keepends=True) if line.rstrip().endswith(last.name))
     files.write_text(book.root / "_toc.yml", toc.replace(line, line + line.replace(last.name, name)))
