@@ -158,6 +158,15 @@ TRAPS = {
         "device",
         "first: forward names a device",
     ),
+    # what virtual devices cannot show
+    "bound-method": (
+        model("self.op = self.double_it", "return self.op(self.fc(x))").replace(
+            "    def forward", "    def double_it(self, x):\n        return 2 * x\n\n    def forward"
+        ),
+        "bound",
+        "op: a method kept in an attribute",
+    ),
+    "cpu-output": (model("", "return self.fc(x), x.cpu()"), "note-cpu", "Net.forward: an output that is on the CPU"),
     # lesson 6
     "scalar-loss": (model("", "return self.fc(x).pow(2).sum()"), "scalar", "comes back as a vector"),
     "mean-loss": (model("", "return self.fc(x).pow(2).mean()"), "mean", "neither the mean nor the sum"),
@@ -324,6 +333,11 @@ HEALTHY = {
     "buffer-unchanged": model("self.register_buffer('scale', torch.ones(5))", "return self.fc(x * self.scale)"),
     "buffer-counts-calls": model(
         "self.register_buffer('calls', torch.tensor(0))", "self.calls += 1\nreturn self.fc(x)"
+    ),
+    "in-place": model("", "x.mul_(2)\nreturn self.fc(x)"),
+    "in-place-first-layer": HEAD + "my_model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 3))\nmy_batch = (x,)",
+    "sparse-gradients": model(
+        "self.table = nn.Embedding(10, 3, sparse=True)", "return self.fc(x) + self.table(x[:, 0].abs().long() % 10)"
     ),
     "row-losses": model("", "return self.fc(x).pow(2).mean(1)"),
     "filter": model("", "out = self.fc(x)\nreturn out[x[:, 0] > 0]"),

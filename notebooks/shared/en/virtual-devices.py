@@ -19,7 +19,11 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        return None, *[sum(gradients[k :: ctx.count]) for k in range(ctx.count)]
+        def add_up(copies):
+            first, *others = sorted(copies, key=lambda gradient: gradient.is_sparse)  # dense + sparse is defined, sparse + dense is not
+            return sum(others, first)
+
+        return None, *[add_up(gradients[k :: ctx.count]) for k in range(ctx.count)]
 
 
 class VirtualDataParallel(nn.DataParallel):
@@ -34,22 +38,24 @@ class VirtualDataParallel(nn.DataParallel):
         tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
         self.src_device_obj = tensors[0].device  # a module without tensors is at home on the CPU
 
-    def scatter(self, inputs, kwargs, device_ids):
-        def split(value):
-            if isinstance(value, torch.Tensor):
-                return value.to(self.src_device_obj).chunk(len(device_ids), self.dim)
-            if isinstance(value, tuple) and hasattr(value, "_fields"):
-                return [type(value)(*parts) for parts in zip(*map(split, value))]
-            if isinstance(value, tuple) and value:
-                return list(zip(*map(split, value)))
-            if isinstance(value, list) and value:
-                return [list(parts) for parts in zip(*map(split, value))]
-            if isinstance(value, dict) and value:
-                return [type(value)(items) for items in zip(*map(split, value.items()))]
-            return [value] * len(device_ids)  # everything else is shared
+    def split(self, value):
+        n = len(self.device_ids)
+        if isinstance(value, torch.Tensor):
+            chunks = value.to(self.src_device_obj).chunk(n, self.dim)
+            return [chunk if i == 0 else chunk.clone() for i, chunk in enumerate(chunks)]  # chunk 0 stays where it is
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return [type(value)(*parts) for parts in zip(*map(self.split, value))]
+        if isinstance(value, tuple) and value:
+            return list(zip(*map(self.split, value)))
+        if isinstance(value, list) and value:
+            return [list(parts) for parts in zip(*map(self.split, value))]
+        if isinstance(value, dict) and value:
+            return [type(value)(items) for items in zip(*map(self.split, value.items()))]
+        return [value] * n  # everything else is shared
 
-        chunks = split(inputs) if inputs else []
-        named_chunks = split(kwargs) if kwargs else []
+    def scatter(self, inputs, kwargs, device_ids):
+        chunks = self.split(inputs) if inputs else []
+        named_chunks = self.split(kwargs) if kwargs else []
         if len(chunks) < len(named_chunks):
             chunks += [()] * (len(named_chunks) - len(chunks))
         elif len(named_chunks) < len(inputs):  # the comparison that scatter_kwargs makes
@@ -75,7 +81,8 @@ class VirtualDataParallel(nn.DataParallel):
         return replicas
 
     def parallel_apply(self, replicas, inputs, kwargs):
-        assert len(replicas) == len(inputs) == len(kwargs)
+        unequal = f"The number of modules {len(replicas)} is not equal to the number of kwargs_tup {len(kwargs)}"
+        assert len(replicas) == len(kwargs), unequal
         results = [None] * len(replicas)
         device_type = self.src_device_obj.type
         grad = torch.is_grad_enabled()
@@ -89,10 +96,13 @@ class VirtualDataParallel(nn.DataParallel):
             except Exception:
                 results[i] = ExceptionWrapper(where=f"in replica {i} on virtual device {i}")
 
-        for i in range(len(replicas)):
-            thread = threading.Thread(target=work, args=(i,), name=f"replica {i}")
-            thread.start()
-            thread.join()  # in turn, so that printed lines come in order
+        if len(replicas) == 1:
+            work(0)  # a single chunk needs no thread of its own
+        else:
+            for i in range(len(replicas)):
+                thread = threading.Thread(target=work, args=(i,), name=f"replica {i}")
+                thread.start()
+                thread.join()  # in turn, so that printed lines come in order
         for result in results:
             if isinstance(result, ExceptionWrapper):
                 result.reraise()
@@ -107,7 +117,8 @@ class VirtualDataParallel(nn.DataParallel):
                     "will instead unsqueeze and return a vector."
                 )
                 outputs = [o.view(1) for o in outputs]
-            return torch.cat(outputs, self.dim)
+            with torch.autocast(first.device.type, enabled=False):
+                return torch.cat([o.to(first.dtype) for o in outputs], self.dim)  # the dtype of the first one, with autocast or without
         if first is None:
             return None
         if isinstance(first, dict):
