@@ -79,11 +79,11 @@ class Odd:
 
 
 def tensors(rows):
-    dtypes = st.sampled_from([torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64])
-    shapes = st.sampled_from([(rows,), (rows, 2), (rows, 2, 3)])
-    return st.builds(
-        lambda dtype, shape: (torch.arange(40.0) % 7)[:1].expand(shape).to(dtype), dtypes, shapes
-    ) | st.builds(lambda shape: torch.arange(float(torch.Size(shape).numel()), dtype=torch.float64).view(shape), shapes)
+    """Of several dtypes. A complex vector has a second dimension for PyTorch's scatter, so complex ones are matrices."""
+    sizes = st.sampled_from([(rows,), (rows, 2), (rows, 2, 3)])
+    numbers = sizes.map(lambda size: torch.arange(float(torch.Size(size).numel()), dtype=torch.float64).view(size))
+    others = st.sampled_from([torch.float64, torch.float32, torch.int64, torch.bool])
+    return st.builds(torch.Tensor.to, numbers, others) | st.just(torch.ones(rows, 2, dtype=torch.complex64))
 
 
 def structures(rows):
