@@ -53,7 +53,7 @@ def test_changed_prose_is_rendered_and_not_executed(book):
     assert changed(before, book.site()) == ["en/01_count.html", "zh/01_count.html"], "no other page"
     assert "what comes out?" in book.page("en/01_count.html")
     # The translation is behind now: the author has heard of it, and so does the reader.
-    banner = "本页的原文在翻译之后有改动"
+    banner = "译文完成后，原文又有改动"
     assert banner in book.page("zh/01_count.html") and banner not in book.page("zh/02_total.html")
     book.good("translated", "01_count", "predict")
     assert "note: " not in book.good("build") and banner not in book.page("zh/01_count.html")

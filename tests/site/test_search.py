@@ -34,7 +34,7 @@ def test_search_from_the_sidebar(visit, served):
     page.locator(".sidebar-search").press("Enter")
     page.locator("#search-results li").first.wait_for()
     page.locator("#search-input").fill("qwertyuiop")
-    page.get_by_text("没有哪一页同时有这些词").wait_for()
+    page.get_by_text("没有页面同时包含这些词").wait_for()
 
 
 @pytest.mark.parametrize("edition, words", [("en", "python -m http.server"), ("zh", "从文件打开的页面不能搜索")])

@@ -36,13 +36,13 @@ class VirtualDataParallel(nn.DataParallel):
         self.device_ids = list(range(n))
         self.output_device = 0
         tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
-        self.src_device_obj = tensors[0].device  # 没有张量的模块算在 CPU 上
+        self.src_device_obj = tensors[0].device  # 模块里没有张量时，视为在 CPU 上
 
     def split(self, value):
         n = len(self.device_ids)
         if isinstance(value, torch.Tensor):
             chunks = value.to(self.src_device_obj).chunk(n, self.dim)
-            return [chunk if i == 0 else chunk.clone() for i, chunk in enumerate(chunks)]  # 第 0 块原地不动
+            return [chunk if i == 0 else chunk.clone() for i, chunk in enumerate(chunks)]  # 第一个数据块不拷贝
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return [type(value)(*parts) for parts in zip(*map(self.split, value))]
         if isinstance(value, tuple) and value:
@@ -58,7 +58,7 @@ class VirtualDataParallel(nn.DataParallel):
         named_chunks = self.split(kwargs) if kwargs else []
         if len(chunks) < len(named_chunks):
             chunks += [()] * (len(named_chunks) - len(chunks))
-        elif len(named_chunks) < len(inputs):  # 按理该与 chunks 比；PyTorch 的 scatter_kwargs 比的是 inputs，这里照原样写
+        elif len(named_chunks) < len(inputs):  # 按理应当与 chunks 比较，但 PyTorch 的 scatter_kwargs 比较的是 inputs，这里与它一致
             named_chunks += [{}] * (len(chunks) - len(named_chunks))
         return tuple(chunks), tuple(named_chunks)
 
@@ -97,12 +97,12 @@ class VirtualDataParallel(nn.DataParallel):
                 results[i] = ExceptionWrapper(where=f"in replica {i} on virtual device {i}")
 
         if len(replicas) == 1:
-            work(0)  # 只有一块时，不另开线程
+            work(0)  # 只有一个数据块时，不另开线程
         else:
             for i in range(len(replicas)):
                 thread = threading.Thread(target=work, args=(i,), name=f"replica {i}")
                 thread.start()
-                thread.join()  # 轮流执行，打印的行才有固定顺序
+                thread.join()  # 依次执行，打印的顺序才固定
         for result in results:
             if isinstance(result, ExceptionWrapper):
                 result.reraise()
