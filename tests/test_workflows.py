@@ -149,6 +149,66 @@ def test_a_report_is_written_however_early_the_newest_torch_fails(tmp_path):
     assert done.stdout == report, "the job's log has it too"
 
 
+def standing_in(repositories, folder):
+    """The environment in which git finds these repositories, {"owner/name": {file: text}}, where it looks for GitHub's.
+
+    Each file has two versions, of two days: the text may be a pair of them.
+    """
+    for name, files in repositories.items():
+        place = folder / name
+        subprocess.run(["git", "init", "--quiet", place], check=True)
+        subprocess.run(["git", "-C", place, "config", "uploadpack.allowFilter", "true"], check=True)
+        for i, date in enumerate(("2026-07-16", "2026-09-01")):
+            for file, text in files.items():
+                (place / file).write_text(text if isinstance(text, str) else text[i])
+            commit = ["-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "--allow-empty", "-mm"]
+            dated = {**os.environ, "GIT_COMMITTER_DATE": f"{date}T06:00:00Z"}
+            for command in (["add", "."], commit):
+                subprocess.run(["git", "-C", place, *command], env=dated, check=True)
+    settings = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": "https://github.com/"}
+    return {**os.environ, **settings, "GIT_CONFIG_KEY_0": f"url.{folder.as_uri()}/.insteadOf"}
+
+
+COLAB = {
+    "pip-freeze.txt": (
+        "matplotlib==3.10.0\nmatplotlib-venn==1.0\nnumpy==2.0.2\ntorch @ https://example.org/cu128/torch-2.11.0%2Bcu128.whl\n",
+        "jupyter_client==7.4.9\nnumpy==2.1.3\ntorch==2.12.0+cu130\n",
+    )
+}
+KAGGLE = {
+    "config.txt": "BASE_IMAGE_TAG=release-colab-external-images_20260716-060051_RC00\n",
+    "Dockerfile.tmpl": "FROM ${BASE_IMAGE}\n",
+    "kaggle_requirements.txt": "# why\nmatplotlib<3.8\nnumpyro\nipykernel\nshap==0.44.1\n",
+}
+
+
+@pytest.mark.parametrize("service", ["colab", "kaggle"])
+def test_versions_of_hosted_notebooks(tmp_path, service):
+    github = standing_in({"googlecolab/backend-info": COLAB, "Kaggle/docker-python": KAGGLE}, tmp_path / "github")
+    command = ["sh", ROOT / "tools" / "hosted_packages.sh", service, "packages"]
+    subprocess.run(command, cwd=tmp_path, env=github, check=True)
+    read = {path.stem: path.read_text().split() for path in (tmp_path / "packages").glob("*.txt")}
+    if service == "colab":
+        assert read["base"] == ["jupyter_client==7.4.9", "numpy==2.1.3", "torch==2.12.0"] and "added" not in read
+    else:  # of the day of its base image
+        assert read["base"] == ["matplotlib==3.10.0", "numpy==2.0.2", "torch==2.11.0"]
+        assert read["added"] == ["torch==2.11.0", "matplotlib<3.8", "ipykernel"]
+
+
+@pytest.mark.parametrize(
+    "service, colab, kaggle, said",
+    [
+        ("kaggle", COLAB, {**KAGGLE, "config.txt": "BASE_IMAGE_TAG=m91\n"}, "no longer names the day"),
+        ("colab", {"pip-freeze.txt": "numpy==2.0.2\n"}, KAGGLE, "names no version of torch"),
+    ],
+)
+def test_lists_of_hosted_notebooks_that_have_changed(tmp_path, service, colab, kaggle, said):
+    github = standing_in({"googlecolab/backend-info": colab, "Kaggle/docker-python": kaggle}, tmp_path / "github")
+    command = ["sh", ROOT / "tools" / "hosted_packages.sh", service, "packages"]
+    done = subprocess.run(command, cwd=tmp_path, env=github, capture_output=True, text=True)
+    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("known, command", [("", "issue create"), ("7", "issue edit 7")])
 @pytest.mark.parametrize("report", ["cells differ", None])
 def test_one_issue_is_kept_for_one_title(tmp_path, known, command, report):
