@@ -41,6 +41,19 @@ def test_what_anybody_can_start_may_only_read(file, job):
         assert job["runs-on"].startswith(("ubuntu-", "macos-"))
 
 
+def test_the_only_secret_is_kaggles_and_no_fork_reaches_it():
+    [(file, job)] = [(file, job) for file, job in ALL if "secrets" in str(job)]
+    assert set(WORKFLOWS[file]["on"]) <= {"schedule", "workflow_dispatch"}
+    assert job["if"].split(" && ")[0] == "github.ref == 'refs/heads/main'" and "||" not in job["if"]
+    assert job["environment"] == "gpu" and job["permissions"] == {"contents": "read"}
+    checkout = next(step for step in job["steps"] if "actions/checkout" in step.get("uses", ""))
+    assert checkout["with"]["ref"] == "main"
+    [step] = [step for step in job["steps"] if "secrets" in str(step)]
+    assert step["env"]["KAGGLE_API_TOKEN"] == "${{ secrets.KAGGLE_API_TOKEN }}"
+    assert step["run"] == "sh runners/kaggle/vouch.sh", "only this one command sees it"
+    assert "".join(path.read_text("utf-8") for path in FILES).count("secrets.") == 1, "no workflow gives it to all jobs"
+
+
 @pytest.mark.parametrize("file, job", CALLS)
 def test_a_called_workflow_is_of_this_commit_and_may_only_read(file, job):
     assert job["uses"].removeprefix("./.github/workflows/") in WORKFLOWS
@@ -130,9 +143,9 @@ def test_collected_runs_replace_no_newer_one_and_bring_back_no_removed_one(tmp_p
     fetched = {"newer": old, "older": new, "removed": old, "removed-then-recorded": new, "first": old}
     for name, date in fetched.items():
         recorded_run(artifact / f"{name}.json", date)
-    gh = (
-        'if [ "$2" = list ]; then echo 7; else cp -r artifacts/run-1 "${7:?}"; fi'  # run download 7 --pattern P --dir D
-    )
+    # run download 7 --pattern P --dir D; no job of run 8 has succeeded
+    download = 'if [ "$3" = 8 ]; then exit 1; fi; mkdir -p "${7:?}" && cp -r artifacts/run-1 "$7"'
+    gh = f'if [ "$2" = list ]; then echo 8; echo 7; else {download}; fi'
     program(tmp_path / "bin" / "gh", gh)
     collect = ["sh", str(ROOT / "tools" / "collect_runs.sh")]
     subprocess.run(collect, cwd=tmp_path, env=path_with(tmp_path / "bin"), check=True)
@@ -161,7 +174,16 @@ def standing_in(repositories, folder):
         for i, date in enumerate(("2026-07-16", "2026-09-01")):
             for file, text in files.items():
                 (place / file).write_text(text if isinstance(text, str) else text[i])
-            commit = ["-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "--allow-empty", "-mm"]
+            commit = [
+                "-c",
+                "user.name=A",
+                "-c",
+                "user.email=a@example.org",
+                "commit",
+                "--quiet",
+                "--allow-empty",
+                "-mm",
+            ]
             dated = {**os.environ, "GIT_COMMITTER_DATE": f"{date}T06:00:00Z"}
             for command in (["add", "."], commit):
                 subprocess.run(["git", "-C", place, *command], env=dated, check=True)
