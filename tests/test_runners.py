@@ -170,6 +170,26 @@ def test_kaggle_brings_back_what_was_recorded(clone):
     ]
 
 
+@pytest.mark.parametrize(
+    "remote, address",
+    [
+        ("git@github.com:somebody/book.git", "https://github.com/somebody/book.git"),
+        ("ssh://git@github.com/somebody/book", "https://github.com/somebody/book"),
+        ("https://me:secret@github.com/somebody/book", "https://github.com/somebody/book"),
+    ],
+)
+def test_the_address_that_kaggle_gets_opens_no_door(clone, remote, address):
+    git(clone, "remote", "set-url", "origin", remote)
+    vouch(clone)
+    assert f'REPOSITORY = \\"{address}\\"' in (clone / "sent" / "vouch.ipynb").read_text()
+
+
+def test_a_clone_of_nothing_is_not_sent(clone):
+    git(clone, "remote", "remove", "origin")
+    done, runs = vouch(clone)
+    assert (done.returncode, runs) == (1, []) and "has no remote called origin" in done.stderr
+
+
 REFUSALS = {
     "quota": ({"PUSH": QUOTA}, "the quota is used up: Maximum weekly GPU quota of 30.00 hours reached"),
     "sessions": (

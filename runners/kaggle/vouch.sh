@@ -20,7 +20,9 @@ line() {
 [ -n "${KAGGLE_USERNAME:-}" ] || stop "KAGGLE_USERNAME is not set"
 commit=$(git rev-parse --verify --quiet "${1:-HEAD}^{commit}") || stop "there is no commit ${1:-HEAD}"
 address=${GITHUB_REPOSITORY:+https://github.com/$GITHUB_REPOSITORY}
-[ -n "$address" ] || address=$(git remote get-url origin 2>/dev/null | sed 's|^git@\([^:]*\):|https://\1/|') || :
+# As Kaggle can fetch it: not by SSH, and without a name or password that may stand in the address.
+[ -n "$address" ] || address=$(git remote get-url origin 2>/dev/null |
+    sed -e 's|^git@\([^:]*\):|https://\1/|' -e 's|^ssh://|https://|' -e 's|://[^/]*@|://|') || :
 [ -n "$address" ] || stop "this repository has no remote called origin, from which Kaggle could fetch the commit"
 client=$(command -v kaggle) || client=$work/client/bin/kaggle
 if ! [ -x "$client" ]; then
