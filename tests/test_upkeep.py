@@ -28,13 +28,22 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]}
 WORKFLOWS = sorted(map(str, (ROOT / ".github" / "workflows").glob("*.yml")))
 FORMS = sorted(map(str, (ROOT / ".github" / "ISSUE_TEMPLATE").glob("[0-9]*.yml")))
-SCRIPTS = [*sorted(map(str, ROOT.glob("tools/*.sh"))), ".ci/run"]
+SCRIPTS = [*sorted(map(str, [*ROOT.glob("tools/*.sh"), *ROOT.glob("runners/**/*.sh")])), ".ci/run"]
 
 
 def english_files():
-    folders = ("book", "notebooks/en", "tests", "tools", "warm-kernel", "simulated-gpus", ".github/workflows")
+    folders = (
+        "book",
+        "notebooks/en",
+        "tests",
+        "tools",
+        "runners",
+        "warm-kernel",
+        "simulated-gpus",
+        ".github/workflows",
+    )
     files = [*ROOT.glob("*.*"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
-    kinds = (".py", ".md", ".ipynb", ".yml", ".sh", ".js", ".css", ".toml", ".cff")
+    kinds = (".py", ".md", ".ipynb", ".yml", ".yaml", ".sh", ".js", ".css", ".toml", ".cff")
     return [
         str(f)
         for f in files

@@ -41,6 +41,19 @@ def test_what_anybody_can_start_may_only_read(file, job):
         assert job["runs-on"].startswith(("ubuntu-", "macos-"))
 
 
+def test_the_only_secret_is_kaggles_and_no_fork_reaches_it():
+    [(file, job)] = [(file, job) for file, job in ALL if "secrets" in str(job)]
+    assert set(WORKFLOWS[file]["on"]) <= {"schedule", "workflow_dispatch"}
+    assert job["if"].split(" && ")[0] == "github.ref == 'refs/heads/main'" and "||" not in job["if"]
+    assert job["environment"] == "gpu" and job["permissions"] == {"contents": "read"}
+    checkout = next(step for step in job["steps"] if "actions/checkout" in step.get("uses", ""))
+    assert checkout["with"]["ref"] == "main"
+    [step] = [step for step in job["steps"] if "secrets" in str(step)]
+    assert step["env"]["KAGGLE_API_TOKEN"] == "${{ secrets.KAGGLE_API_TOKEN }}"
+    assert step["run"] == "sh runners/kaggle/vouch.sh", "only this one command sees it"
+    assert "".join(path.read_text("utf-8") for path in FILES).count("secrets.") == 1, "no workflow gives it to all jobs"
+
+
 @pytest.mark.parametrize("file, job", CALLS)
 def test_a_called_workflow_is_of_this_commit_and_may_only_read(file, job):
     assert job["uses"].removeprefix("./.github/workflows/") in WORKFLOWS
@@ -130,9 +143,9 @@ def test_collected_runs_replace_no_newer_one_and_bring_back_no_removed_one(tmp_p
     fetched = {"newer": old, "older": new, "removed": old, "removed-then-recorded": new, "first": old}
     for name, date in fetched.items():
         recorded_run(artifact / f"{name}.json", date)
-    gh = (
-        'if [ "$2" = list ]; then echo 7; else cp -r artifacts/run-1 "${7:?}"; fi'  # run download 7 --pattern P --dir D
-    )
+    # run download 7 --pattern P --dir D; no job of run 8 has succeeded
+    download = 'if [ "$3" = 8 ]; then exit 1; fi; mkdir -p "${7:?}" && cp -r artifacts/run-1 "$7"'
+    gh = f'if [ "$2" = list ]; then echo 8; echo 7; else {download}; fi'
     program(tmp_path / "bin" / "gh", gh)
     collect = ["sh", str(ROOT / "tools" / "collect_runs.sh")]
     subprocess.run(collect, cwd=tmp_path, env=path_with(tmp_path / "bin"), check=True)
@@ -147,6 +160,75 @@ def test_a_report_is_written_however_early_the_newest_torch_fails(tmp_path):
     report = (tmp_path / "_build" / "newest_torch.txt").read_text()
     assert done.returncode != 0 and report.startswith("The pinned packages fail already.\n")
     assert done.stdout == report, "the job's log has it too"
+
+
+def standing_in(repositories, folder):
+    """The environment in which git finds these repositories, {"owner/name": {file: text}}, where it looks for GitHub's.
+
+    Each file has two versions, of two days: the text may be a pair of them.
+    """
+    for name, files in repositories.items():
+        place = folder / name
+        subprocess.run(["git", "init", "--quiet", place], check=True)
+        subprocess.run(["git", "-C", place, "config", "uploadpack.allowFilter", "true"], check=True)
+        for i, date in enumerate(("2026-07-16", "2026-09-01")):
+            for file, text in files.items():
+                (place / file).write_text(text if isinstance(text, str) else text[i])
+            commit = [
+                "-c",
+                "user.name=A",
+                "-c",
+                "user.email=a@example.org",
+                "commit",
+                "--quiet",
+                "--allow-empty",
+                "-mm",
+            ]
+            dated = {**os.environ, "GIT_COMMITTER_DATE": f"{date}T06:00:00Z"}
+            for command in (["add", "."], commit):
+                subprocess.run(["git", "-C", place, *command], env=dated, check=True)
+    settings = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": "https://github.com/"}
+    return {**os.environ, **settings, "GIT_CONFIG_KEY_0": f"url.{folder.as_uri()}/.insteadOf"}
+
+
+COLAB = {
+    "pip-freeze.txt": (
+        "matplotlib==3.10.0\nmatplotlib-venn==1.0\nnumpy==2.0.2\ntorch @ https://example.org/cu128/torch-2.11.0%2Bcu128.whl\n",
+        "jupyter_client==7.4.9\nnumpy==2.1.3\ntorch==2.12.0+cu130\n",
+    )
+}
+KAGGLE = {
+    "config.txt": "BASE_IMAGE_TAG=release-colab-external-images_20260716-060051_RC00\n",
+    "Dockerfile.tmpl": "FROM ${BASE_IMAGE}\n",
+    "kaggle_requirements.txt": "# why\nmatplotlib<3.8\nnumpyro\nipykernel\nshap==0.44.1\n",
+}
+
+
+@pytest.mark.parametrize("service", ["colab", "kaggle"])
+def test_versions_of_hosted_notebooks(tmp_path, service):
+    github = standing_in({"googlecolab/backend-info": COLAB, "Kaggle/docker-python": KAGGLE}, tmp_path / "github")
+    command = ["sh", ROOT / "tools" / "hosted_packages.sh", service, "packages"]
+    subprocess.run(command, cwd=tmp_path, env=github, check=True)
+    read = {path.stem: path.read_text().split() for path in (tmp_path / "packages").glob("*.txt")}
+    if service == "colab":
+        assert read["base"] == ["jupyter_client==7.4.9", "numpy==2.1.3", "torch==2.12.0"] and "added" not in read
+    else:  # of the day of its base image
+        assert read["base"] == ["matplotlib==3.10.0", "numpy==2.0.2", "torch==2.11.0"]
+        assert read["added"] == ["torch==2.11.0", "matplotlib<3.8", "ipykernel"]
+
+
+@pytest.mark.parametrize(
+    "service, colab, kaggle, said",
+    [
+        ("kaggle", COLAB, {**KAGGLE, "config.txt": "BASE_IMAGE_TAG=m91\n"}, "no longer names the day"),
+        ("colab", {"pip-freeze.txt": "numpy==2.0.2\n"}, KAGGLE, "names no version of torch"),
+    ],
+)
+def test_lists_of_hosted_notebooks_that_have_changed(tmp_path, service, colab, kaggle, said):
+    github = standing_in({"googlecolab/backend-info": colab, "Kaggle/docker-python": kaggle}, tmp_path / "github")
+    command = ["sh", ROOT / "tools" / "hosted_packages.sh", service, "packages"]
+    done = subprocess.run(command, cwd=tmp_path, env=github, capture_output=True, text=True)
+    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("known, command", [("", "issue create"), ("7", "issue edit 7")])

@@ -1,16 +1,12 @@
 #!/bin/sh
-# Fetches into runs/ what the GPU machines recorded in the last successful run of gpu.yml; needs gh, GH_TOKEN and the
-# repository's whole history. What the repository has newer stays, and what was removed from it since stays away.
+# Fetches into runs/ what GPU machines recorded in the last runs of gpu.yml, each job that succeeded; needs gh, GH_TOKEN
+# and the repository's whole history. What the repository has newer stays, and what was removed from it since stays away.
 set -eu
 if [ "$(git rev-parse --is-shallow-repository)" != false ]; then
     echo "the history is cut off, so what was removed cannot be known: fetch all of it" >&2
     exit 1
 fi
-id=$(gh run list --workflow gpu.yml --branch main --status success --limit 1 --json databaseId --jq '.[].databaseId')
-if [ -z "$id" ]; then
-    echo "no GPU machine has recorded a run yet"
-    exit 0
-fi
+ids=$(gh run list --workflow gpu.yml --branch main --limit 8 --json databaseId --jq '.[].databaseId')
 
 # When the last lesson of a recorded run was executed, such as 2026-11-22T08:00:00+00:00.
 executed() {
@@ -23,7 +19,9 @@ removed() {
 }
 
 folder=$(mktemp -d)
-gh run download "$id" --pattern 'run-*' --dir "$folder"
+for id in $ids; do # a job uploads only if it has succeeded; of some runs, none has
+    gh run download "$id" --pattern 'run-*' --dir "$folder/$id" || echo "nothing was recorded in run $id"
+done
 mkdir -p runs
 find "$folder" -name '*.json' | while read -r new; do
     kept=runs/$(basename "$new")

@@ -1,6 +1,6 @@
 """Executes notebooks in place, each in its folder with a kernel of its own: python tools/run_alone.py NOTEBOOK …
 
-Needs nbclient and nothing of this repository, so that it runs with any set of packages (see colab.sh).
+Needs nbclient and nothing of this repository, so that it runs with any set of packages (see hosted.sh).
 """
 
 import logging

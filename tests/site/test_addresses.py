@@ -1,11 +1,15 @@
 """Addresses of the site and the repository, where they are known and where not."""
 
+import pytest
+
 from tests.conftest import EDITIONS, run_book
 from tests.site.reading import parse, soup
 
 
-def test_colab_button_only_with_an_address(html):
-    assert "colab" not in (html / "en" / "01_device.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_buttons_of_other_places_only_with_an_address(html, edition):
+    page = (html / edition / "01_device.html").read_text(encoding="utf-8").lower()
+    assert not {word for word in ("colab", "kaggle", "modelscope") if word in page}
 
 
 def test_page_for_addresses_that_do_not_exist(html):
@@ -27,6 +31,11 @@ def test_addresses_of_the_site_and_the_repository(repository):
         place = f"somebody/book/blob/main/notebooks/{edition}/03_model.ipynb"
         assert page.select(f'.page-actions a[href="https://colab.research.google.com/github/{place}"]')
         assert page.select(f'.page-actions a[href="https://github.com/{place}"]')
+        kaggle = f"https://kaggle.com/kernels/welcome?src=https://github.com/{place}"
+        assert page.select(f'.page-actions a[href="{kaggle}"]')
+        [note] = [note for note in page.select("p.page-note") if "GPU T4 ×2" in note.text]
+        # Kaggle cannot be reached from everywhere; no link of ModelScope opens a notebook, so words say how.
+        assert bool(note.select('a[href="https://modelscope.cn/my/mynotebook"]')) == (edition == "zh")
         assert page.select('link[hreflang="en"][href="https://example.org/book/en/03_model.html"]')
         assert page.select(f'link[rel="canonical"][href="https://example.org/book/{edition}/03_model.html"]')
         assert page.select(f'meta[content="https://example.org/book/{edition}/_static/share.png"]')
