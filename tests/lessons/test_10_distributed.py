@@ -1,8 +1,16 @@
 """What lesson 10 shows is so: ranks, rows, gradients, a killed process, two addresses."""
 
+import re
+import sys
+import types
+
 import pytest
+import torch
 
 from tests.appended import kept
+from tests.conftest import BOOK
+
+SCRIPTS = ["train", "gradient", "accumulate", "resume"]
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +82,17 @@ def test_two_machines_meet(left):
 
 def test_the_folder_is_gone(left):
     assert not left["folder.exists()"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_fails_where_its_gpu_is_missing(name, monkeypatch):
+    """A reader takes it home: it must not train on the CPU unasked."""
+    (cell,) = [cell.source for cell in BOOK.page("en/10_distributed").code if cell.id == f"{name}-script"]
+    script = re.search(r'write_text\("""(.*?)"""', cell, re.DOTALL)[1]
+    monkeypatch.setitem(sys.modules, "rows", types.SimpleNamespace(RandomDataset=None))
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    missing = torch.cuda.device_count()
+    for variable, value in {"LOCAL_RANK": missing, "LOCAL_WORLD_SIZE": missing + 1}.items():
+        monkeypatch.setenv(variable, str(value))
+    with pytest.raises((AttributeError, AssertionError, RuntimeError), match="(?i)cuda"):
+        exec(compile(script, f"{name}.py", "exec"), {"__name__": "__main__"})

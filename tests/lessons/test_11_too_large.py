@@ -1,8 +1,12 @@
 """What lesson 11 shows is so: bytes, bubbles and shards."""
 
+import sys
+
 import pytest
+import torch
 
 from tests.appended import kept
+from tests.reading import run_cells
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,7 @@ def test_activations_are_five_tensors(left):
 
 def test_memory_per_gpu(left):
     one, dp_first, dp_others, ddp, fsdp = left["list(memory(4).values())"]
-    assert [sum(parts) for parts in (one, dp_first, dp_others, ddp, fsdp)] == [28, 20, 11, 19, 7.4]
+    assert [sum(parts) for parts in (one, dp_first, dp_others, ddp, fsdp)] == [28, 20, 11, 19, 7.8]
     assert ddp[:3] == dp_first[:3] == one[:3]
     assert fsdp[:3] == [part / 4 for part in one[:3]]
     assert dp_first[3] == dp_others[3] == ddp[3] == fsdp[3] == one[3] / 4
@@ -62,4 +66,37 @@ def test_inside_and_outside_forward(left):
     for report in left["reports"]:
         assert report["outside forward"] == report["in state_dict"] == "DTensor"
         assert report["inside forward"] == ["Parameter"]
+
+
+def test_each_layer_is_gathered_twice(left):
+    for report in left["reports"]:
+        gathers = [number for call, number in report["traffic"].items() if "gather" in call]
+        scatters = [number for call, number in report["traffic"].items() if "reduce_scatter" in call]
+        assert (gathers, scatters) == ([4], [2])
+        assert len(report["traffic"]) == 2
+
+
+def test_a_whole_checkpoint_is_on_rank_0_alone_if_offloaded(left):
+    assert [report["whole checkpoint"] for report in left["reports"]] == [[66, 66], [66, 0], [66, 0]]
+
+
+def test_one_process_loads_what_three_have_saved(left):
+    assert left["loaded_equal"]
+    assert left["loaded_state"] == 66
+    assert not left["folder.exists()"]
+
+
+def test_an_early_optimizer_keeps_the_whole_weight(left):
+    for report in left["reports"]:
         assert report["known to the early optimizer"] == 0
+        assert report["kept by the early optimizer"] and not report["kept without it"]
+
+
+def test_the_script_has_the_whole_model_on_no_gpu_and_no_cpu_unasked(monkeypatch):
+    script = run_cells("en/11_too_large", ["fsdp-script"])["script"]
+    steps = [script.index(words) for words in ('device("meta")', "fully_shard(model", "to_empty", "Adam(model")]
+    assert steps == sorted(steps)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setenv("LOCAL_RANK", str(torch.cuda.device_count()))
+    with pytest.raises((AttributeError, AssertionError, RuntimeError), match="(?i)cuda"):
+        exec(compile(script, "train.py", "exec"), {"__name__": "__main__"})

@@ -1,10 +1,14 @@
-"""The checker of lesson 12: finds every trap that is planted in a model, and nothing in healthy models."""
+"""Lesson 12: its two scripts train alike, and its checker finds every planted trap, and none in healthy models."""
 
 import linecache
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 
 import pytest
+import torch
 
 from tests.conftest import BOOK, EDITIONS
 from tests.reading import run_cells
@@ -413,3 +417,40 @@ def test_the_sections_it_names_exist(edition, mention):
         text = "\n".join(cell.source for cell in lessons[int(number) - 1].cells)
         headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
         assert title in [heading.replace("`", "") for heading in headings], (number, title)
+
+
+@pytest.mark.parametrize("processes", [1, 8])
+def test_the_new_script_trains_as_the_old_one_on_any_number_of_processes(processes, tmp_path):
+    """The two scripts as a reader would copy them; the last of the batches has fewer rows than there are processes."""
+    scripts = run_cells("en/12_choose", ["before-script", "after-script"])
+    rows = torch.randn(104, 5, generator=torch.Generator().manual_seed(0))
+    torch.save({"rows": rows, "targets": rows.sum(dim=1, keepdim=True).tanh()}, tmp_path / "data.pt")
+    for name in ("before", "after"):
+        (tmp_path / f"{name}.py").write_text(scripts[name], encoding="utf-8")
+    assert start(tmp_path, "before.py").returncode == 0
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    done = start(tmp_path, *launcher, f"--nproc-per-node={processes}", "after.py", "--cpu")
+    assert done.returncode == 0, done.stderr[-3000:]
+    old, new = (torch.load(tmp_path / f"{name}.pt", map_location="cpu") for name in ("before", "after"))
+    assert max((old[key] - new[key]).abs().max() for key in old) < 1e-6
+
+
+def test_the_new_script_fails_where_its_gpu_is_missing(tmp_path):
+    (tmp_path / "after.py").write_text(run_cells("en/12_choose", ["after-script"])["after"], encoding="utf-8")
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = start(tmp_path, "after.py", **alone, LOCAL_RANK=str(torch.cuda.device_count()))
+    assert done.returncode != 0 and "set_device" in done.stderr
+
+
+def start(folder, *command, **environment):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_what_the_choice_says_of_a_model_that_is_too_large(edition):
+    choose = run_cells(f"{edition}/12_choose", ["choose"])["choose"]
+    by_hand = choose(4, fits=False, script=False)
+    assert choose(1, fits=False) == choose(1, fits=False, training=False) != choose(1)
+    assert choose(1, machines=8, fits=False, training=False) not in (by_hand, choose(1))
+    assert choose(4, fits=False, training=False) not in (by_hand, choose(4, training=False))
