@@ -415,7 +415,7 @@ def _():
     assert outcome(lambda: derivative(real, x))[0] is NotImplementedError
 
 
-@difference("a PackedSequence")
+@difference("a `PackedSequence`")
 def _():
     packed = nn.utils.rnn.pack_padded_sequence(torch.ones(3, 4, 1), [3, 3, 2, 1])
     virtual, real = each(lambda model, x: x.data, packed, home="cpu")

@@ -36,7 +36,7 @@ def recorded(repository):
 
 EDITIONS = pytest.mark.parametrize(
     ("edition", "here", "older"),
-    [("en", "This page", "Recorded from an older version of this cell."), ("zh", "本页", "旧版本")],
+    [("en", "This page", "Recorded from an older version of this cell."), ("zh", "本页", "修改之前")],
 )
 
 

@@ -37,6 +37,6 @@ def test_search_from_the_sidebar(visit, served):
     page.get_by_text("没有页面同时包含这些词").wait_for()
 
 
-@pytest.mark.parametrize("edition, words", [("en", "python -m http.server"), ("zh", "从文件打开的页面不能搜索")])
+@pytest.mark.parametrize("edition, words", [("en", "python -m http.server"), ("zh", "直接打开本地文件时无法搜索")])
 def test_search_opened_from_a_file_says_what_to_do(visit, edition, words):
     assert words in visit(f"{edition}/search.html?q=GPU").locator("#search-state").inner_text()
