@@ -46,7 +46,7 @@ SMALLER = {
     "time-steps": {"512, 14, 14": "8, 4, 4", "repetitions=5": "repetitions=1"},
     "time-pinned": {"64 * 1024 * 1024": "64 * 1024"},
     "time-parts": {"512, 14, 14": "8, 4, 4", "[1024]": "[16]", "repetitions=5": "repetitions=1"},
-    "memory-measured": {"512, 14, 14": "8, 4, 4"},
+    "memory-measured": {"512, 14, 14": "8, 4, 4", " / 1e6:.0f} MB": ":.0f} bytes"},
 }
 SMALLER_NETWORKS = {"512": "8", "1024": "16", "4096": "16", "1000": "16"}
 LEFT_OUT = {
