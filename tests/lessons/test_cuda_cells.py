@@ -174,7 +174,9 @@ def test_a_cell_prints_what_the_prose_says(printed, lesson, cell):
 def test_gpu_0_is_the_fullest(printed):
     """As lesson 9 says."""
     n, texts = printed
-    first, *others = [float(number) for number in re.findall(r"GPU \d: (\d+)", texts["09_cost"]["memory-measured"])] or [0]
+    first, *others = [
+        float(number) for number in re.findall(r"GPU \d: (\d+)", texts["09_cost"]["memory-measured"])
+    ] or [0]
     assert len(others) == n - 1 and all(first > other for other in others)
 
 
