@@ -68,9 +68,9 @@ kept = []  # the variables of all lessons: see the end of work()
 
 def run_lessons(names):
     """Runs all cells of these lessons: lesson -> cell -> what it prints. The first error ends it."""
-    from tests.conftest import BOOK
-
     import matplotlib.pyplot as plt
+
+    from tests.conftest import BOOK
 
     subprocess.Popen = Launched
     printed = {}
