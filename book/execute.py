@@ -64,7 +64,7 @@ class Execution:
 
     def key(self, lesson: Lesson) -> str:
         """Hash of all that the outputs of a lesson depend on."""
-        found = [CACHE_VERSION, code_of(lesson), self.versions, [vars(gpu) for gpu in self.gpus]]
+        found = [CACHE_VERSION, code_of(lesson), self.versions, *map(vars, self.gpus), os.environ.get("SIMULATED_GPUS")]
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]
 
     def known(self, lesson: Lesson) -> Result | None:
@@ -153,11 +153,10 @@ class Execution:
         saw = json.loads(notebook.cells.pop().outputs[-1].text)
         driver = self.gpus[0].driver if self.gpus else None
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        machine = f"{platform.system()} {platform.machine()}"
         about = {**saw, "driver": driver, "versions": self.versions, "commit": self.commit}
-        provenance = Provenance(executed=now, seconds=seconds, system=machine, **about)
+        origin = Provenance(executed=now, seconds=seconds, system=f"{platform.system()} {platform.machine()}", **about)
         outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
-        return Result(lesson.id, self.key(lesson), code_of(lesson), provenance, outputs)
+        return Result(lesson.id, self.key(lesson), code_of(lesson), origin, outputs)
 
     def failure(self, lesson: Lesson, notebook: Any, error: Any) -> BookError:
         """Keeps the notebook of a lesson that failed, as far as it came."""

@@ -38,9 +38,8 @@ def gpus() -> list[Gpu]:
         return []
     command = ["nvidia-smi", "--query-gpu=uuid,name,driver_version", "--format=csv,noheader"]
     answer = subprocess.run(command, capture_output=True, text=True)
-    if answer.returncode:
-        return []
-    found = [Gpu(*line.split(", ")) for line in answer.stdout.strip().splitlines()]
+    lines = [] if answer.returncode else answer.stdout.strip().splitlines()
+    found = [Gpu(*line.split(", ")) for line in lines]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return found
@@ -55,6 +54,8 @@ def gpus() -> list[Gpu]:
 
 def choose_gpus(count: int) -> list[Gpu]:
     """The first `count` GPUs of those that CUDA would show. Raises BookError if there are fewer."""
+    if count and os.environ.get("SIMULATED_GPUS", "0") != "0":
+        raise BookError(f"--gpus {count}: what simulated GPUs print is no result; unset SIMULATED_GPUS")
     found = gpus()
     if count > len(found):
         names = ", ".join(gpu.name for gpu in found) or "none"
@@ -66,8 +67,7 @@ def assert_visible(chosen: list[Gpu]) -> None:
     """Raises BookError if PyTorch, shown just these GPUs, sees another number of them."""
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     answer = subprocess.run(command, env=environment(chosen), capture_output=True, text=True)
-    seen = answer.stdout.strip()
-    if seen != str(len(chosen)):
+    if (seen := answer.stdout.strip()) != str(len(chosen)):
         asked = f"{len(chosen)} GPUs were asked for, but torch {version('torch')} sees {seen or answer.stderr.strip()}"
         raise BookError(f"{asked}; is it a build without CUDA?")
 
@@ -88,7 +88,7 @@ def environment(shown: list[Gpu] | None = None, cold: bool = False) -> dict[str,
         "WARM_KERNEL_MODULES": modules,
     }
     if shown is not None:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in shown)
+        found |= {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in shown), "SIMULATED_GPUS": "0"}
     return found
 
 

@@ -182,15 +182,16 @@ def record(book: Book, name: str) -> Path:
     Raises BookError if the run was not executed on one machine at one commit, without other changes.
     """
     run = find(book, name)
-    kept = {id: {cell: run.cells[id][cell] for cell in compared(book, id) if cell in run.cells[id]} for id in run.cells}
-    kept = {id: cells for id, cells in kept.items() if cells}
-    if not kept:
+    cells = {id: {cell: known[cell] for cell in compared(book, id) if cell in known} for id, known in run.cells.items()}
+    if not (kept := {id: found for id, found in cells.items() if found}):
         raise BookError(f"{name}: none of its lessons has a cell with the tag {COMPARE_TAG}")
     machines = sorted({provenance.machine for provenance in run.lessons.values()})
     commits = sorted({str(provenance.commit) for provenance in run.lessons.values()})
     for what, found in (("on several machines", machines), ("at several commits", commits)):
         if len(found) > 1:
             raise BookError(f"{name}: executed {what} ({', '.join(found)}); execute it with --force")
+    if "simulated" in machines[0]:
+        raise BookError(f"{name}: executed on {machines[0]}; what simulated GPUs print is no result")
     if commits[0].endswith("+"):
         raise BookError(f"{name}: executed while files differed from commit {commits[0][:-1]}; commit, then --force")
     target = book.root / "runs" / (re.sub(r"\W+", "-", machines[0].replace("×", "x")).lower() + ".json")

@@ -1,6 +1,7 @@
 """Make-believe GPUs in the memory of the CPU: see README.md."""
 
 import os
+import sys
 
 MOST = 64  # as in runtime.h
 installed = None  # what this process has: (count, name)
@@ -33,9 +34,15 @@ def install(count, name="cuda"):
 
 
 def autoload():
-    """PyTorch calls this at the end of `import torch`: processes with SIMULATED_GPUS=n get n devices, others none."""
+    """PyTorch calls this at the end of `import torch`: processes with SIMULATED_GPUS=n get n devices, others none.
+
+    Where they cannot be had the process ends with one line, instead of PyTorch's traceback of how it came to ask.
+    """
     count, _, name = os.environ.get("SIMULATED_GPUS", "0").partition(":")
     if not count.isdecimal():
-        raise ValueError(f"SIMULATED_GPUS must be a number of devices, or number:name, not {count!r}")
-    if int(count):
-        install(int(count), name or "cuda")
+        sys.exit(f"SIMULATED_GPUS must be a number of devices, or number:name, not {count!r}")
+    try:
+        if int(count):
+            install(int(count), name or "cuda")
+    except (RuntimeError, ValueError) as reason:
+        sys.exit(str(reason))

@@ -58,7 +58,7 @@ def command():
     named = os.environ.get("CXX", "").split()
     found = named or [path for path in map(shutil.which, ("g++", "clang++", "c++")) if path][:1]
     if not found or not shutil.which(found[0]):
-        what = f"the C++ compiler {named[0]}, which CXX names," if named else "a C++ compiler"
+        what = f"the C++ compiler {named[0]}, which CXX names" if named else "a C++ compiler"
         raise Unavailable(f"no simulated GPUs without {what}: install one (Debian, Ubuntu: apt-get install g++)")
     root = pathlib.Path(torch.__file__).parent
     headers = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]

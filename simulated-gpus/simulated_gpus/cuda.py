@@ -31,7 +31,7 @@ def take_place(count):
     torch.cuda.set_stream = torch.accelerator.set_stream
     torch.cuda.stream = lambda stream: stream or nullcontext()  # a stream is a context itself
     torch._C._set_cudnn_enabled(False)  # or recurrent modules would warn of its absence
-    make_storages()
+    make_storages(native)
     replace_nccl()
     torch.cuda._queued_calls.clear()  # questions about the real thing
     torch.cuda._lazy_init()  # seeds the devices, if torch.manual_seed has been called
@@ -65,9 +65,9 @@ def answers(native, count):
     }
 
 
-def make_storages():
-    """copy.deepcopy and torch.load make storages in C++ that was compiled without CUDA."""
-    original = torch.UntypedStorage.__new__
+def make_storages(native):
+    """copy.deepcopy and torch.load make storages, and FSDP resizes them, in C++ that was compiled without CUDA."""
+    original, resize_in_place = torch.UntypedStorage.__new__, torch.UntypedStorage.resize_
 
     def new(cls, *arguments, device=None, **keywords):
         if device is None:
@@ -76,7 +76,13 @@ def make_storages():
             return original(cls, *arguments, device=device, **keywords)
         return torch.empty(*(arguments or (0,)), dtype=torch.uint8, device=device).untyped_storage()
 
-    torch.UntypedStorage.__new__ = new
+    def resize_(self, size):
+        if self.device.type != "cuda":
+            return resize_in_place(self, size)
+        native.resize_storage(self, size)
+        return self
+
+    torch.UntypedStorage.__new__, torch.UntypedStorage.resize_ = new, resize_
 
 
 def replace_nccl():

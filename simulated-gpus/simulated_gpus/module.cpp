@@ -13,6 +13,10 @@ C10_REGISTER_GUARD_IMPL(GPU, simulated::Guard)
 REGISTER_ALLOCATOR(kGpu, &simulated::memory)
 }  // namespace
 
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, kGpu, simulated::Clock)
+}  // namespace c10d
+
 TORCH_LIBRARY_IMPL(_, GPU, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
 TORCH_LIBRARY_IMPL(_, SparseGPU, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
 
@@ -35,8 +39,9 @@ TORCH_LIBRARY_IMPL(aten, GPU, library) {
   library.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
   library.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   library.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
-  // These pick a kernel by device, and for CUDA one that is not in this build.
-  for (auto* name : {"convolution", "convolution_backward"})
+  // The first two pick a kernel by device, and for CUDA one that is not in this build. The others would come here in
+  // parts, the last of which warns that it gives its result another size.
+  for (auto* name : {"convolution", "convolution_backward", "mse_loss", "smooth_l1_loss"})
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
 }
 
@@ -80,6 +85,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("generators", [] { return generators; });
   module.def("bytes", [](DeviceIndex i) { return std::pair<int64_t, int64_t>(meters.at(i).used, meters.at(i).peak); });
   module.def("reset_peak", [](DeviceIndex i) { meters.at(i).peak = meters.at(i).used.load(); });
+  module.def("resize_storage", &resize_storage);
   module.def("broadcast", &broadcast, unlocked);
   module.def("broadcast_coalesced", &broadcast_coalesced, unlocked);
   module.def("gather", &gather, unlocked);

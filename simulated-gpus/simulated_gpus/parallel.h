@@ -1,6 +1,7 @@
-// What torch.nn.parallel.comm asks of C++, as torch/csrc/cuda/comm.cpp does it without NCCL.
+// What torch.nn.parallel asks of C++: comm.py, as torch/csrc/cuda/comm.cpp does it without NCCL, and DDP.
 #pragma once
 #include <ATen/WrapDimUtils.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/csrc/utils/tensor_flatten.h>
 
 #include "operators.h"
@@ -90,4 +91,13 @@ inline std::vector<Tensors> broadcast_coalesced(const Tensors& tensors, const In
     torch::utils::reorder_tensors_like(outputs[i], tensors);
   return outputs;
 }
+
+// DistributedDataParallel notes how long its parts take, with a clock for each kind of device.
+struct Clock final : c10d::Timer {
+  explicit Clock(Device) {}
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    const auto from = getTimestamp(start), to = getTimestamp(end);
+    return from && to ? std::optional(*to - *from) : std::nullopt;
+  }
+};
 }  // namespace simulated

@@ -80,6 +80,15 @@ struct Memory final : c10::Allocator {
 };
 inline Memory memory;
 
+inline void resize_storage(const c10::Storage& storage, size_t bytes) {
+  const c10::DeviceGuard guard(storage.device());
+  auto fresh = memory.allocate(bytes);
+  if (const auto kept = std::min(bytes, storage.nbytes()))
+    std::memcpy(fresh.get(), storage.data(), kept);
+  storage.set_data_ptr_noswap(std::move(fresh));
+  storage.set_nbytes(bytes);
+}
+
 // Pinned memory is ordinary memory whose addresses are remembered, so that is_pinned() can answer.
 struct PinnedMemory final : c10::Allocator {
   static inline std::mutex mutex;
@@ -234,12 +243,7 @@ struct Hooks final : CommonHooks<at::CUDAHooksInterface> {
 #else
 struct Hooks final : CommonHooks<at::PrivateUse1HooksInterface> {
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
-    const c10::DeviceGuard guard(storage.device());
-    auto fresh = memory.allocate(bytes);
-    if (const auto kept = std::min(bytes, storage.nbytes()))
-      std::memcpy(fresh.get(), storage.data(), kept);
-    storage.set_data_ptr_noswap(std::move(fresh));
-    storage.set_nbytes(bytes);
+    resize_storage(storage, bytes);
   }
   static void install() { at::RegisterPrivateUse1HooksInterface(new Hooks); }
 };

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -47,16 +48,40 @@ def test_on_devices(name):
     assert "skipped" not in done.stdout and "failed" not in done.stdout
 
 
-@pytest.mark.parametrize("asked, seen", [("3:{}", "3 True"), ("0", "0 False")])
-def test_pytorch_asks_the_package_itself(name, tmp_path, asked, seen):
-    metadata = tmp_path / "simulated_gpus-0.dist-info"  # as pip writes it
+@pytest.fixture
+def variables(tmp_path):
+    """What lets a process find the package as one that pip has installed."""
+    metadata = tmp_path / "simulated_gpus-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated-gpus\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text("[torch.backends]\nsimulated-gpus = simulated_gpus:autoload\n")
-    variables = {"PYTHONPATH": f"{PACKAGE}:{tmp_path}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    return {"PYTHONPATH": f"{PACKAGE}:{tmp_path}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+
+
+@pytest.mark.parametrize("asked, seen", [("3:{}", "3 True"), ("0", "0 False")])
+def test_pytorch_asks_the_package_itself(name, variables, asked, seen):
     code = "import torch; print(torch.accelerator.device_count(), torch.accelerator.is_available())"
     done = run(code, SIMULATED_GPUS=asked.format(name), **variables)
     assert done.stdout == f"{seen}\n", done.stderr
+
+
+@pytest.mark.skipif(CUDA_BUILD, reason="this torch is built for GPUs")
+@pytest.mark.parametrize(
+    "compiler, said",
+    [
+        (
+            "/nowhere/g++",
+            "no simulated GPUs without the C\\+\\+ compiler /nowhere/g\\+\\+, which CXX names: install one .*",
+        ),
+        (
+            "false",
+            "simulated GPUs cannot be compiled for torch .*: exit code 1; simulated-gpus is made for torch 2.13 .*",
+        ),
+    ],
+)
+def test_a_program_that_asks_in_vain_ends_with_one_line(variables, tmp_path, compiler, said):
+    done = run("import torch", SIMULATED_GPUS="2", CXX=compiler, XDG_CACHE_HOME=str(tmp_path / "cache"), **variables)
+    assert done.returncode == 1 and re.fullmatch(f"{said}\n", done.stderr), done.stderr
 
 
 REFUSED = """
@@ -64,7 +89,7 @@ import os, torch, simulated_gpus
 def attempt(*arguments):
     try:
         simulated_gpus.install(*arguments) if arguments else simulated_gpus.autoload()
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, SystemExit) as error:
         print(str(error).splitlines()[0])
 attempt()
 attempt(65, {name!r})

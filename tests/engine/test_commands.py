@@ -90,6 +90,15 @@ def test_what_cannot_be(book, arguments, said):
     assert not (book.folder / "_build" / "runs").exists(), "nothing was executed"
 
 
+@pytest.mark.parametrize("gpus", ["1,2", "all"])
+def test_results_on_simulated_gpus_are_none(book, gpus):
+    said = book.bad("execute", "--gpus", gpus, SIMULATED_GPUS="2")
+    assert said.startswith("error: --gpus ") and said.endswith(
+        "simulated GPUs print is no result; unset SIMULATED_GPUS\n"
+    )
+    assert not (book.folder / "_build" / "runs").exists(), "nothing was executed"
+
+
 def test_arguments_that_nobody_knows(book):
     for arguments in (["execute", "--gpus", "many"], ["bake"], ["execute", "--edition"]):
         done = book.run(*arguments)

@@ -80,6 +80,16 @@ def test_every_number_of_rows_is_cut_alike(both, kind, n):
         assert sizes[0] == sizes[1] == [len(chunk) for chunk in x.chunk(n)], rows
 
 
+def test_all_that_there_are_share_the_rows():
+    """Without device_ids, as lesson 4 wraps its model."""
+    (first, *_), n = devices(1, "all on GPU 0"), torch.cuda.device_count()
+    model = Model().to(f"cuda:{first}")
+    network, x = nn.DataParallel(model), torch.randn(30, 5, device="cuda:0")
+    network(x)
+    assert network.device_ids == list(range(n))
+    assert sorted(count for _, count in model.seen) == sorted(len(chunk) for chunk in x.chunk(n))
+
+
 class Forgetful(nn.Module):
     """Notes what it sees in an attribute, which replicas forget, and in a list, which they share."""
 

@@ -60,6 +60,13 @@ def test_choose_gpus(two_gpus):
         machine.choose_gpus(3)
 
 
+def test_simulated_gpus_are_none_that_can_be_chosen(two_gpus, monkeypatch):
+    monkeypatch.setenv("SIMULATED_GPUS", "2")
+    with pytest.raises(BookError, match="--gpus 2: what simulated GPUs print is no result; unset SIMULATED_GPUS"):
+        machine.choose_gpus(2)
+    assert machine.environment(machine.choose_gpus(0))["SIMULATED_GPUS"] == "0"
+
+
 def test_a_kernel_sees_just_the_gpus_that_were_chosen(two_gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert machine.environment()["CUDA_VISIBLE_DEVICES"] == "1"

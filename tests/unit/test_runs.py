@@ -143,11 +143,12 @@ def test_a_recorded_run_is_called_after_its_machine(small, provenance, gpus, acc
             {"commit": "ba9876543210"},
             r"run: executed at several commits \(0123456789ab, ba9876543210\); execute it with",
         ),
+        ({"gpus": ["simulated GPU"] * 2}, "run: executed on 2 × simulated GPU; what simulated GPUs print is no result"),
         ({"gpus": ["A"]}, r"run: executed on several machines \(1 × A, CPU\); execute it with --force"),
     ],
 )
 def test_a_run_that_is_no_evidence_is_not_recorded(small, provenance, change, text):
-    whole = "+" in change.get("commit", "")
+    whole = "+" in change.get("commit", "") or "simulated GPU" in change.get("gpus", [])
     at = {
         lesson: replace(provenance, **change) if whole or lesson.number == 2 else provenance for lesson in small.lessons
     }

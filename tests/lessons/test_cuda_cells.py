@@ -1,0 +1,193 @@
+"""Every cell that does something else where there is CUDA, on 1, 2 and 8 simulated GPUs: it runs to its end, and prints
+what the lesson's prose says of it.
+
+A process for each number of GPUs runs all cells of all lessons (tests/simulated.py says with which smaller numbers).
+Torchrun is left out: its workers are forked from one process, for an agent and its workers each import torch for
+seconds, and the lessons' own execution runs the real one. Only the source edition runs; the code of the others is the
+same but for words.
+"""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import BOOK, NAMES, ROOT
+from tests.simulated import LEFT_OUT, environment
+
+COUNTS = [1, 2, 8]
+CHUNKS = {1: [30], 2: [15, 15], 3: [10, 10, 10], 8: [4] * 7 + [2]}  # of 30 rows
+LAST = {1: [10], 2: [5, 5], 3: [4, 4, 2], 8: [2] * 5}  # of the last 10
+STEPS = ("scatter ", "replicate ", "parallel_apply ", "gather ", "forward and backward ")
+
+
+def measured(asked, n):
+    return "measured" if asked <= n else "virtual"
+
+
+def second(n):
+    """The device of the second of two replicas."""
+    return "cuda:1" if n >= 2 else "cuda:0"
+
+
+def batches(asked):
+    """The lines of lesson 4 for four batches on so many devices; the order of those from a batch is left to chance."""
+    inside = 3 * CHUNKS[asked] + LAST[asked]
+    return [
+        (len(inside), "In Model: input size"),
+        *((inside.count(rows), f"In Model: input size torch.Size([{rows}, 5])") for rows in inside),
+        (3, "Outside: input size torch.Size([30, 5])"),
+        (1, "Outside: input size torch.Size([10, 5])"),
+    ]
+
+
+# Lesson, cell: what n GPUs let it print: texts that it holds, or (how often, text).
+FACTS = {
+    ("01_device", "choose-device"): lambda n: ["device: cuda", f"how many accelerators: {n}"],
+    ("01_device", "other-device"): lambda n: ["cuda"],
+    ("01_device", "mixed-run"): lambda n: ["Expected all tensors to be on the same device", "cuda:0 and cpu"],
+    ("01_device", "current-cuda"): lambda n: [
+        "current device: 0\n",
+        f"inside: a new tensor on cuda:{n - 1}\n",
+        "outside: a new tensor on cuda:0\n",
+    ],
+    ("01_device", "pinned-run"): lambda n: ["pinned: True; the copy is on cuda:0", "equal after the copy: True"],
+    ("01_device", "old-code-run"): lambda n: [
+        "no attribute 'gpu'",
+        "Invalid device string",
+        "gives a Linear",
+        (2, "gives a Tensor"),
+    ],
+    ("04_data_parallel", "setup"): lambda n: ["device: cuda", f"CUDA GPUs on this machine: {n}"],
+    ("04_data_parallel", "wrap-model"): lambda n: (
+        [f"Let's use {n} GPUs!", "DataParallel is ready on cuda"] if n > 1 else [(0, "GPUs!"), "Model is ready on cuda"]
+    ),
+    ("04_data_parallel", "run-model"): batches,
+    ("04_data_parallel", "devices-found"): lambda n: [
+        (len(LAST[n]), "In Model"),
+        f"DataParallel found these devices: {list(range(n))}",
+    ],
+    ("04_data_parallel", "run-1"): lambda n: ["(measured, on cuda)", *batches(1)],
+    ("04_data_parallel", "run-2"): lambda n: [f"({measured(2, n)}, on cuda)", *batches(2)],
+    ("04_data_parallel", "run-3"): lambda n: [f"({measured(3, n)}, on cuda)", *batches(3)],
+    ("04_data_parallel", "run-8"): lambda n: [f"({measured(8, n)}, on cuda)", *batches(8)],
+    ("04_data_parallel", "split-law-check"): lambda n: ["agrees with what every replica saw"],
+    ("04_data_parallel", "model-elsewhere"): lambda n: ["(device_ids[0]) but found one of them on device: meta"],
+    ("05_four_steps", "setup"): lambda n: ["device: cuda", f"CUDA GPUs on this machine: {n}"],
+    ("05_four_steps", "choose-devices"): lambda n: [f"DataParallel on the devices [0, 1] ({measured(2, n)})"],
+    ("05_four_steps", "step-scatter"): lambda n: ["on cuda:0\n", f"Tensor (8, 10) on {second(n)}\nkeyword"],
+    ("05_four_steps", "step-replicate"): lambda n: [(2, "same values: True"), f"on {second(n)}, same"],
+    ("05_four_steps", "step-apply"): lambda n: ["(8, 20) on cuda:0\n", f"(8, 20) on {second(n)}\n"],
+    ("05_four_steps", "step-gather"): lambda n: ["(16, 20) on cuda:0", "same as module(batch): True"],
+    ("05_four_steps", "data-parallel"): lambda n: [(2, "same as without: True")],
+    ("05_four_steps", "anatomy"): lambda n: [(2, f"rows ({measured(2, n)})"), "chunks of [8, 8]", "chunks of [8, 7]"],
+    ("05_four_steps", "too-few-rows"): lambda n: [f"8 replicas, 3 chunks ({measured(8, n)})", "AssertionError: "],
+    ("06_gradients", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
+    ("06_gradients", "real-gpus"): lambda n: (
+        ["No two CUDA GPUs here"] if n < 2 else [f"measured on {n} GPUs", "largest difference", (0, "False")]
+    ),
+    ("09_cost", "setup"): lambda n: ["device: cuda", f"CUDA GPUs on this machine: {n}"],
+    ("09_cost", "median"): lambda n: [],
+    # That a clock without synchronize() shows less needs GPUs that work ahead; these do not.
+    ("09_cost", "time-multiply"): lambda n: [(3, " ms (measured)"), "without synchronize", "with events"],
+    ("09_cost", "time-steps"): lambda n: [(n, " ms per step (measured)"), f"GPUs: {n}, "],
+    ("09_cost", "time-pinned"): lambda n: ["pageable: ", "pinned: ", (2, " GB/s (measured)")],
+    ("09_cost", "time-parts"): lambda n: [
+        (6, "DDP "),
+        *((6, f"replicas: {k}, GPUs: {k if k <= n else 1}\n") for k in (1, 2, 3, 8)),
+        *((24, step) for step in STEPS),
+    ],
+    ("09_cost", "memory-measured"): lambda n: ["not measured"] if n < 2 else [(n, "at the peak (measured)")],
+    ("10_distributed", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
+    ("10_distributed", "train-script"): lambda n: [],
+    ("10_distributed", "run-2"): lambda n: [
+        (2, "of 2, rows in its batches: [15, 15, 15, 5]"),
+        "both ranks have the same weights: True",
+        "within 1e-5: True",
+    ],
+    ("10_distributed", "run-3"): lambda n: [
+        (3, "of 3, rows in its batches: [10, 10, 10, 4]"),
+        "all ranks have the same weights: True",
+        "within 1e-5: False",
+    ],
+    ("10_distributed", "gradient-script"): lambda n: [],
+    ("10_distributed", "gradient-compare"): lambda n: [
+        "3, 3, 3 rows, as the whole batch, within 1e-5: True",
+        "4, 4, 2 rows, as the whole batch, within 1e-5: False",
+        "weighted, as the whole batch, within 1e-5: True",
+    ],
+    ("10_distributed", "accumulate-script"): lambda n: [],
+    ("10_distributed", "accumulate-compare"): lambda n: [
+        "{'whole': 1, 'plain': 3, 'no_sync': 1}",
+        (2, "within 1e-5: True"),
+    ],
+    ("10_distributed", "resume-script"): lambda n: [],
+    ("10_distributed", "resume-compare"): lambda n: [
+        "restarts: 1, resumed at step 6",
+        "the same weights as the run that nobody killed: True",
+    ],
+    ("11_too_large", "setup"): lambda n: ["device: cuda", f"CUDA GPUs on this machine: {n}"],
+    ("11_too_large", "halves"): lambda n: ["(two GPUs)" if n >= 2 else "(both halves on cuda)", (2, "526,336 bytes")],
+    ("11_too_large", "halves-same"): lambda n: ["same output: True", "same gradient: True"],
+    ("11_too_large", "accumulate"): lambda n: ["same gradient from 4 micro-batches: True"],
+    ("11_too_large", "fsdp-script"): lambda n: [],
+    ("11_too_large", "fsdp-launch"): lambda n: [f"processes: 3, backend: {'nccl' if n >= 3 else 'gloo'}"],
+    ("11_too_large", "fsdp-rows"): lambda n: ["0.weight: rows [0, 1, 2]", "2.weight: rows []"],
+    ("11_too_large", "fsdp-same"): lambda n: ["below 0.000001: True"],
+    ("11_too_large", "fsdp-inside"): lambda n: ["outside forward: DTensor", "inside forward: Parameter", "0 of 4"],
+    ("12_choose", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
+    ("12_choose", "before-script"): lambda n: [],
+    ("12_choose", "after-script"): lambda n: [],
+    ("12_choose", "run-both"): lambda n: [
+        f"GPUs that DataParallel may use: {n}",
+        "DDP on: " + ("2 GPUs, NCCL" if n >= 2 else "2 processes on the CPU, Gloo"),
+        (4, "equal to rounding: True"),
+    ],
+    ("12_choose", "checker"): lambda n: [],
+    ("12_choose", "healthy"): lambda n: ["✓ No trap found on virtual devices"],
+}
+
+
+@pytest.fixture(scope="module", params=COUNTS, ids=lambda n: f"{n} GPUs")
+def printed(request, tmp_path_factory):
+    """What all cells of all lessons print on so many GPUs, and how many these are."""
+    result = tmp_path_factory.mktemp("printed") / "cells.json"
+    command = [sys.executable, "-m", "tests.simulated", str(result), *NAMES]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(request.param), capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return request.param, json.loads(result.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("lesson, cell", FACTS, ids=map(" ".join, FACTS))
+def test_a_cell_prints_what_the_prose_says(printed, lesson, cell):
+    n, texts = printed
+    text = texts[lesson][cell]
+    for fact in FACTS[lesson, cell](n):
+        often, fact = fact if isinstance(fact, tuple) else (None, fact)
+        assert text.count(fact) == often if often is not None else fact in text, f"{fact!r}:\n{text}"
+
+
+def test_gpu_0_is_the_fullest(printed):
+    """As lesson 9 says."""
+    n, texts = printed
+    first, *others = [
+        float(number) for number in re.findall(r"GPU \d: (\d+)", texts["09_cost"]["memory-measured"])
+    ] or [0]
+    assert len(others) == n - 1 and all(first > other for other in others)
+
+
+def test_every_cell_has_run(printed):
+    expected = {(lesson.name, cell.id) for lesson in BOOK.source.lessons for cell in lesson.code} - LEFT_OUT
+    assert {(lesson, cell) for lesson, cells in printed[1].items() for cell in cells} == expected
+
+
+def test_no_cell_that_asks_for_cuda_is_missing():
+    """A new one needs a line in FACTS."""
+    words = re.compile(r"torch\.(cuda|accelerator)|[\"'](cuda|nccl)|\bon_devices\(")
+    asking = {(x.name, cell.id) for x in BOOK.source.lessons for cell in x.code if words.search(cell.source)}
+    only_setting_up = {(x.name, id) for x in BOOK.source.lessons for id in ("setup", "virtual-devices", "run-function")}
+    assert asking - set(FACTS) - only_setting_up - LEFT_OUT == set()
