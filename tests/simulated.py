@@ -125,11 +125,12 @@ class Launched:
         return object.__new__(cls) if command[0] == sys.executable else cls.original(command, **keywords)
 
     def __init__(self, command, cwd=None, env=None, **keywords):
-        options = dict(option.partition("=")[::2] for option in command if option.startswith("--"))
+        place = next(place for place, word in enumerate(command) if word.endswith(".py"))
+        options = dict(option.partition("=")[::2] for option in command[:place] if option.startswith("--"))
         count = int(options.get("--nproc-per-node", 1))
         lives = int(options.get("--max-restarts", 0)) + 1
         for life in range(lives):
-            self.returncode = self.live(life, count, command[-1], cwd, env)
+            self.returncode = self.live(life, count, command[place:], cwd, env)
             if self.returncode == 0:
                 break
 
@@ -172,8 +173,10 @@ class Launched:
 
 
 def work(cwd, script, environment, output):
-    """A worker: runs the script as a program of its own would."""
+    """A worker: runs the script, a list with its arguments, as a program of its own would."""
     import torch
+
+    sys.argv = script
 
     os.chdir(cwd)
     os.environ.clear()
@@ -185,7 +188,7 @@ def work(cwd, script, environment, output):
     faulthandler.dump_traceback_later(100, exit=True)
     code, variables = 0, {"__name__": "__main__"}
     try:
-        exec(compile(Path(script).read_text("utf-8"), script, "exec"), variables)
+        exec(compile(Path(script[0]).read_text("utf-8"), script[0], "exec"), variables)
     except BaseException:
         traceback.print_exc()
         code = 1
