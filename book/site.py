@@ -61,9 +61,10 @@ def render(book: Book) -> bool:
     run = runs.from_folder(runs.run_folder(book.root))
     if run is None:
         raise BookError("nothing has been executed yet; run: python -m book execute")
-    if missing := runs.not_executed(book, run):
-        names = ", ".join(lesson.id for lesson in missing)
-        raise BookError(f"not executed yet as they are now: {names}; run: python -m book execute")
+    if missing := ", ".join(lesson.id for lesson in runs.not_executed(book, run)):
+        raise BookError(f"not executed yet as they are now: {missing}; run: python -m book execute")
+    if any("simulated" in provenance.machine for provenance in run.lessons.values()):
+        raise BookError("executed on simulated GPUs, whose outputs are no results; unset SIMULATED_GPUS, then execute")
     site, made_of = site_folder(book.root), digest(book, run)
     if files.read_json(site / STAMP) == {"digest": made_of, "sizes": sizes(site)}:
         return False
@@ -155,11 +156,10 @@ def jupyter_book(root: Path, log: Path, command: list[str]) -> None:
 def remove_unused(folder: Path) -> None:
     """Removes what no page or style names: figures of earlier renderings, scripts of Sphinx's own search."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    named = "".join(path.read_text(encoding="utf-8") for path in paths if path.suffix in (".html", ".css"))
+    named = "".join([*KEPT, *(path.read_text("utf-8") for path in paths if path.suffix in (".html", ".css"))])
     for path in paths:
-        if path.relative_to(folder).parts[0] in ("_images", "_static") and path.name not in KEPT:
-            if path.name not in named:
-                path.unlink()
+        if path.relative_to(folder).parts[0] in ("_images", "_static") and path.name not in named:
+            path.unlink()
 
 
 def make_searchable(folder: Path) -> None:

@@ -99,6 +99,14 @@ def test_results_on_simulated_gpus_are_none(book, gpus):
     assert not (book.folder / "_build" / "runs").exists(), "nothing was executed"
 
 
+def test_pages_show_nothing_of_simulated_gpus(book):
+    record = book.folder / "_build" / "run" / "run.json"
+    content = json.loads(record.read_text("utf-8"))
+    next(iter(content["lessons"].values()))["gpus"] = ["simulated GPU"]
+    record.write_text(json.dumps(content), "utf-8")
+    assert "executed on simulated GPUs, whose outputs are no results" in book.bad("render")
+
+
 def test_arguments_that_nobody_knows(book):
     for arguments in (["execute", "--gpus", "many"], ["bake"], ["execute", "--edition"]):
         done = book.run(*arguments)
