@@ -69,10 +69,12 @@ kept = []  # the variables of all lessons: see the end of work()
 def run_lessons(names):
     """Runs all cells of these lessons: lesson -> cell -> what it prints. The first error ends it."""
     import matplotlib.pyplot as plt
+    import torch
 
     from tests.conftest import BOOK
 
     subprocess.Popen = Launched
+    torch.cuda.is_initialized = lambda: False  # simulated GPUs can be forked, real ones cannot once CUDA runs
     printed = {}
     for lesson in BOOK.source.lessons:
         if lesson.name not in names:

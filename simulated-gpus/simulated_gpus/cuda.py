@@ -86,7 +86,7 @@ def make_storages(native):
 
 
 def replace_nccl():
-    """Gloo connects the processes where a program asks for NCCL."""
+    """Gloo connects the processes where a program asks for NCCL, and says that it is there."""
     original = torch.distributed.init_process_group
 
     @functools.wraps(original)
@@ -94,3 +94,4 @@ def replace_nccl():
         return original((backend or "gloo").replace("nccl", "gloo"), *arguments, **keywords)
 
     torch.distributed.init_process_group = torch.distributed.distributed_c10d.init_process_group = init_process_group
+    torch.distributed.is_nccl_available = lambda: True

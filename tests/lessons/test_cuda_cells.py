@@ -134,25 +134,25 @@ FACTS = {
         "restarts: 1, resumed at step 6",
         "the same weights as the run that nobody killed: True",
     ],
-    ("11_too_large", "setup"): lambda n: ["device: cuda", f"CUDA GPUs on this machine: {n}"],
-    ("11_too_large", "halves"): lambda n: ["(two GPUs)" if n >= 2 else "(both halves on cuda)", (2, "526,336 bytes")],
-    ("11_too_large", "halves-same"): lambda n: ["same output: True", "same gradient: True"],
-    ("11_too_large", "accumulate"): lambda n: ["same gradient from 4 micro-batches: True"],
-    ("11_too_large", "fsdp-script"): lambda n: [],
-    ("11_too_large", "fsdp-launch"): lambda n: ["processes: 3, backend: gloo"],  # which stands in for NCCL
-    ("11_too_large", "fsdp-rows"): lambda n: ["0.weight: rows [0, 1, 2]", "2.weight: rows []"],
-    ("11_too_large", "fsdp-same"): lambda n: ["below 0.000001: True"],
-    ("11_too_large", "fsdp-inside"): lambda n: ["outside forward: DTensor", "inside forward: Parameter"],
-    ("12_choose", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
-    ("12_choose", "before-script"): lambda n: [],
-    ("12_choose", "after-script"): lambda n: [],
-    ("12_choose", "run-both"): lambda n: [
+    ("14_sharding", "setup"): lambda n: ["device: cuda", f"CUDA GPUs on this machine: {n}"],
+    ("14_sharding", "halves"): lambda n: ["(two GPUs)" if n >= 2 else "(both halves on cuda)", (2, "526,336 bytes")],
+    ("14_sharding", "halves-same"): lambda n: ["same output: True", "same gradient: True"],
+    ("14_sharding", "accumulate"): lambda n: ["same gradient from 4 micro-batches: True"],
+    ("14_sharding", "fsdp-script"): lambda n: [],
+    ("14_sharding", "fsdp-launch"): lambda n: ["processes: 3, backend: gloo"],  # which stands in for NCCL
+    ("14_sharding", "fsdp-rows"): lambda n: ["0.weight: rows [0, 1, 2]", "2.weight: rows []"],
+    ("14_sharding", "fsdp-same"): lambda n: ["below 0.000001: True"],
+    ("14_sharding", "fsdp-inside"): lambda n: ["outside forward: DTensor", "inside forward: Parameter"],
+    ("16_choose", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
+    ("16_choose", "before-script"): lambda n: [],
+    ("16_choose", "after-script"): lambda n: [],
+    ("16_choose", "run-both"): lambda n: [
         f"GPUs that DataParallel may use: {n}",
         "DDP on: " + ("3 GPUs, NCCL" if n >= 3 else "3 processes on the CPU, Gloo"),
         (4, "equal to rounding: True"),
     ],
-    ("12_choose", "checker"): lambda n: [],
-    ("12_choose", "healthy"): lambda n: ["✓ No trap found on virtual devices"],
+    ("16_choose", "checker"): lambda n: [],
+    ("16_choose", "healthy"): lambda n: ["✓ No trap found on virtual devices"],
 }
 
 
@@ -195,5 +195,5 @@ def test_no_cell_that_asks_for_cuda_is_missing():
     """A new one needs a line in FACTS."""
     words = re.compile(r"torch\.(cuda|accelerator)|[\"'](cuda|nccl)|\bon_devices\(")
     asking = {(x.name, cell.id) for x in BOOK.source.lessons for cell in x.code if words.search(cell.source)}
-    only_setting_up = {(x.name, id) for x in BOOK.source.lessons for id in ("setup", "virtual-devices", "run-function")}
+    only_setting_up = {(x.name, id) for x in BOOK.source.lessons for id in ("setup", "virtual-devices", "on-ranks", "run-function")}
     assert asking - set(FACTS) - only_setting_up - LEFT_OUT == set()

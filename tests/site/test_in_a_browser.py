@@ -14,7 +14,7 @@ from tests.site.reading import PAGES
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_pages_open_without_complaints(visit, html, edition, width, scheme):
     # axe takes seconds for a page: one of each kind.
-    kinds = ["index", "04_data_parallel", "11_too_large", "questions", "glossary", "explorer", "search"]
+    kinds = ["index", "04_data_parallel", "14_sharding", "questions", "glossary", "explorer", "search"]
     page = visit(f"{edition}/index.html", viewport={"width": width, "height": 900}, color_scheme=scheme)
     for name in [*PAGES, "search"]:
         page.goto(f"{html.as_uri()}/{edition}/{name}.html")

@@ -11,7 +11,7 @@ from tests.reading import run_cells
 
 @pytest.fixture(scope="module")
 def left(run):
-    return kept(run, "en/11_too_large")
+    return kept(run, "en/14_sharding")
 
 
 def test_bytes(left):
@@ -93,7 +93,7 @@ def test_an_early_optimizer_keeps_the_whole_weight(left):
 
 
 def test_the_script_has_the_whole_model_on_no_gpu_and_no_cpu_unasked(monkeypatch):
-    script = run_cells("en/11_too_large", ["fsdp-script"])["script"]
+    script = run_cells("en/14_sharding", ["fsdp-script"])["script"]
     steps = [script.index(words) for words in ('device("meta")', "fully_shard(model", "to_empty", "Adam(model")]
     assert steps == sorted(steps)
     monkeypatch.setattr(sys, "argv", ["train.py"])

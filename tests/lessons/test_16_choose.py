@@ -380,7 +380,7 @@ HEALTHY = {
 
 @cache
 def checker(edition):
-    return run_cells(f"{edition}/12_choose", ["setup", "virtual-devices", "advice", "checker"])["check"]
+    return run_cells(f"{edition}/16_choose", ["setup", "virtual-devices", "advice", "checker"])["check"]
 
 
 def findings(edition, name, code):
@@ -410,7 +410,7 @@ def test_a_healthy_model_is_left_in_peace(name):
 @pytest.mark.parametrize("edition, mention", [("en", r"lesson (\d+), “(.*?)”"), ("zh", r"第 (\d+) 课，“(.*?)”")])
 def test_the_sections_it_names_exist(edition, mention):
     lessons = BOOK.editions[edition].lessons
-    (advice,) = [cell.source for cell in BOOK.page(f"{edition}/12_choose").cells if cell.id == "advice"]
+    (advice,) = [cell.source for cell in BOOK.page(f"{edition}/16_choose").cells if cell.id == "advice"]
     named = re.findall(mention, advice)
     assert len(named) > 20
     for number, title in named:
@@ -422,7 +422,7 @@ def test_the_sections_it_names_exist(edition, mention):
 @pytest.mark.parametrize("processes", [1, 8])
 def test_the_new_script_trains_as_the_old_one_on_any_number_of_processes(processes, tmp_path):
     """The two scripts as a reader would copy them; the last of the batches has fewer rows than there are processes."""
-    scripts = run_cells("en/12_choose", ["before-script", "after-script"])
+    scripts = run_cells("en/16_choose", ["before-script", "after-script"])
     rows = torch.randn(104, 5, generator=torch.Generator().manual_seed(0))
     torch.save({"rows": rows, "targets": rows.sum(dim=1, keepdim=True).tanh()}, tmp_path / "data.pt")
     for name in ("before", "after"):
@@ -436,7 +436,7 @@ def test_the_new_script_trains_as_the_old_one_on_any_number_of_processes(process
 
 
 def test_the_new_script_fails_where_its_gpu_is_missing(tmp_path):
-    (tmp_path / "after.py").write_text(run_cells("en/12_choose", ["after-script"])["after"], encoding="utf-8")
+    (tmp_path / "after.py").write_text(run_cells("en/16_choose", ["after-script"])["after"], encoding="utf-8")
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     done = start(tmp_path, "after.py", **alone, LOCAL_RANK=str(torch.cuda.device_count()))
     assert done.returncode != 0 and "set_device" in done.stderr
@@ -449,7 +449,7 @@ def start(folder, *command, **environment):
 
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_what_the_choice_says_of_a_model_that_is_too_large(edition):
-    choose = run_cells(f"{edition}/12_choose", ["choose"])["choose"]
+    choose = run_cells(f"{edition}/16_choose", ["choose"])["choose"]
     by_hand = choose(4, fits=False, script=False)
     assert choose(1, fits=False) == choose(1, fits=False, training=False) != choose(1)
     assert choose(1, machines=8, fits=False, training=False) not in (by_hand, choose(1))

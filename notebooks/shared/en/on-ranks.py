@@ -1,0 +1,107 @@
+import contextlib
+import multiprocessing.connection
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # lets PyTorch count GPUs without starting CUDA, which cannot be forked
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports for a second: once here, not once in each rank
+gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+cuda_since = []  # the number of the first cell that used CUDA
+
+
+def on_ranks(ranks, function, *arguments, seconds=60):
+    """Calls function(*arguments) in so many processes, forked from this one; returns their results in the order of ranks.
+
+    Tensors come back on the CPU. What the ranks print appears rank by rank. A collective call that waits for longer than
+    `seconds` raises; 5 seconds later all ranks are ended. If a rank fails, all are ended at once, and RuntimeError
+    names the rank that was the first to fail, and says why.
+    """
+    if sys.platform != "linux":
+        raise RuntimeError("on_ranks needs Linux: on Windows use WSL; on a Mac open this lesson in Colab or Kaggle")
+    if not 1 <= ranks <= 64:
+        raise ValueError(f"{ranks} ranks? 1 to 64 make sense on one machine")
+    if torch.cuda.is_initialized():
+        raise RuntimeError(f"cell {cuda_since} used CUDA in the notebook itself; restart, and use it only in functions on ranks")
+    backend = "nccl" if ranks <= gpus else "gloo"  # decided once, for all ranks
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = (ranks, folder, backend, seconds, function, arguments)
+        processes = mp.start_processes(one_rank, settings, ranks, join=False, start_method="fork").processes
+        try:
+            failure = first_failure(processes, folder, time.monotonic() + seconds + 5)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+            for printed in [folder / f"printed-{rank}" for rank in range(ranks)]:
+                print(printed.read_text() if printed.exists() else "", end="")
+        if failure:
+            raise RuntimeError(failure)
+        return [torch.load(folder / f"result-{rank}", "cpu", weights_only=False) for rank in range(ranks)]
+
+
+def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted cell ends its ranks wherever they are
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # stay on this machine
+    torch.set_num_threads(1)  # the ranks share the cores
+    sys.stdout = open(folder / f"printed-{rank}", "w", buffering=1)
+    sys.stderr = open(folder / f"errors-{rank}", "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), 2)  # what C++ writes
+    try:
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        options = {"rank": rank, "world_size": ranks, "timeout": timedelta(seconds=seconds)}
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", **options)
+        torch.save(function(*arguments), folder / f"result-{rank}")
+    except BaseException as error:
+        text = f"rank {rank} of {ranks}: {type(error).__name__}: {error}\n\n{traceback.format_exc()}"
+        (folder / f"failure-{rank}").write_text(text)
+        with contextlib.suppress(FileExistsError):
+            os.link(folder / f"failure-{rank}", folder / "first")  # failures of other ranks may follow from it
+        os._exit(1)
+    while not all((folder / f"result-{other}").exists() for other in range(ranks)):
+        time.sleep(0.01)  # a rank that leaves early would cut off the others
+    os._exit(0)  # without tidying up what belongs to the notebook
+
+
+def first_failure(processes, folder, deadline):
+    running = list(processes)
+    while running:
+        multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
+        for rank, process in enumerate(processes):
+            if process.exitcode and not (folder / f"failure-{rank}").exists():
+                words = (folder / f"errors-{rank}").read_text()[-2000:]
+                return f"rank {rank} of {len(processes)}: ended with exit code {process.exitcode}\n\n{words}"
+        if (folder / "first").exists():
+            return (folder / "first").read_text()
+        if time.monotonic() > deadline:
+            late = [rank for rank in range(len(processes)) if not (folder / f"result-{rank}").exists()]
+            return f"ranks {late} of {len(processes)}: not done in time"
+        running = [process for process in running if process.exitcode is None]
+
+
+def my_device():
+    """The device of this rank: a GPU of its own where there are enough, otherwise the CPU."""
+    return torch.device("cuda", dist.get_rank()) if dist.get_world_size() <= gpus else torch.device("cpu")
+
+
+def note_cuda(result):
+    if torch.cuda.is_initialized() and not cuda_since:
+        cuda_since.append(result.execution_count)
+
+
+with contextlib.suppress(NameError):  # as a plain script it has no cells
+    get_ipython().events.register("post_run_cell", note_cuda)
+print(f"CUDA GPUs on this machine: {gpus}; where there are more ranks than that, all compute on the CPU, with Gloo")

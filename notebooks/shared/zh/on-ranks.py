@@ -1,0 +1,107 @@
+import contextlib
+import multiprocessing.connection
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # 让 PyTorch 数 GPU 时不启动 CUDA：启动过 CUDA 的进程不能再 fork
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+torch.optim.SGD([torch.zeros(1)])  # 第一个优化器要花一秒导入模块：在这里导入一次，各个 rank 就不必再导入
+gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+cuda_since = []  # 第一个用到 CUDA 的单元格的编号
+
+
+def on_ranks(ranks, function, *arguments, seconds=60):
+    """从本进程 fork 出 ranks 个进程，在每个进程里调用 function(*arguments)，按 rank 的顺序返回结果。
+
+    返回的张量都在 CPU 上。各个 rank 打印的内容按 rank 的顺序显示。集合通信等待超过 seconds 秒就会报错；再过 5 秒，
+    所有 rank 都会被结束。只要有一个 rank 出错，就立刻结束所有 rank，并抛出 RuntimeError，说明最先出错的是哪个 rank、
+    为什么出错。
+    """
+    if sys.platform != "linux":
+        raise RuntimeError("on_ranks 只能在 Linux 上用：Windows 上用 WSL，Mac 上在 Colab 或 Kaggle 里打开这一课")
+    if not 1 <= ranks <= 64:
+        raise ValueError(f"ranks={ranks}：一台机器上，1 到 64 个 rank 才有意义")
+    if torch.cuda.is_initialized():
+        raise RuntimeError(f"单元格 {cuda_since} 在 notebook 自己的进程里用了 CUDA；重启内核，只在各个 rank 的函数里用 CUDA")
+    backend = "nccl" if ranks <= gpus else "gloo"  # 替所有 rank 决定一次
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = (ranks, folder, backend, seconds, function, arguments)
+        processes = mp.start_processes(one_rank, settings, ranks, join=False, start_method="fork").processes
+        try:
+            failure = first_failure(processes, folder, time.monotonic() + seconds + 5)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+            for printed in [folder / f"printed-{rank}" for rank in range(ranks)]:
+                print(printed.read_text() if printed.exists() else "", end="")
+        if failure:
+            raise RuntimeError(failure)
+        return [torch.load(folder / f"result-{rank}", "cpu", weights_only=False) for rank in range(ranks)]
+
+
+def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # 单元格被中断时，各个 rank 不论停在哪里都随之结束
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # 通信不出本机
+    torch.set_num_threads(1)  # 各个 rank 共用 CPU 核
+    sys.stdout = open(folder / f"printed-{rank}", "w", buffering=1)
+    sys.stderr = open(folder / f"errors-{rank}", "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), 2)  # C++ 写的内容
+    try:
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        options = {"rank": rank, "world_size": ranks, "timeout": timedelta(seconds=seconds)}
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", **options)
+        torch.save(function(*arguments), folder / f"result-{rank}")
+    except BaseException as error:
+        text = f"rank {rank}（共 {ranks} 个）：{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
+        (folder / f"failure-{rank}").write_text(text)
+        with contextlib.suppress(FileExistsError):
+            os.link(folder / f"failure-{rank}", folder / "first")  # 其他 rank 出错，可能只是受它牵连
+        os._exit(1)
+    while not all((folder / f"result-{other}").exists() for other in range(ranks)):
+        time.sleep(0.01)  # 提前退出的 rank 会让其他 rank 的连接断开
+    os._exit(0)  # 直接退出，不去清理属于 notebook 的东西
+
+
+def first_failure(processes, folder, deadline):
+    running = list(processes)
+    while running:
+        multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
+        for rank, process in enumerate(processes):
+            if process.exitcode and not (folder / f"failure-{rank}").exists():
+                words = (folder / f"errors-{rank}").read_text()[-2000:]
+                return f"rank {rank}（共 {len(processes)} 个）：进程结束，退出码 {process.exitcode}\n\n{words}"
+        if (folder / "first").exists():
+            return (folder / "first").read_text()
+        if time.monotonic() > deadline:
+            late = [rank for rank in range(len(processes)) if not (folder / f"result-{rank}").exists()]
+            return f"rank {late}（共 {len(processes)} 个）：没有按时完成"
+        running = [process for process in running if process.exitcode is None]
+
+
+def my_device():
+    """本 rank 的设备：GPU 够用时是它自己的 GPU，不够时是 CPU。"""
+    return torch.device("cuda", dist.get_rank()) if dist.get_world_size() <= gpus else torch.device("cpu")
+
+
+def note_cuda(result):
+    if torch.cuda.is_initialized() and not cuda_since:
+        cuda_since.append(result.execution_count)
+
+
+with contextlib.suppress(NameError):  # 当作普通脚本运行时没有单元格
+    get_ipython().events.register("post_run_cell", note_cuda)
+print(f"这台机器上的 CUDA GPU 数：{gpus}；rank 比 GPU 多时，所有 rank 都在 CPU 上计算，用 Gloo 通信")
