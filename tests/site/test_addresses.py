@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import EDITIONS, run_book
+from tests.conftest import BOOK, EDITIONS, run_book
 from tests.site.reading import parse, soup
 
 
@@ -17,6 +17,15 @@ def test_page_for_addresses_that_do_not_exist(html):
     assert page.base["href"] == "/"  # the address asked for may be in any folder
     for tag in page.find_all(["a", "link"], href=True):
         assert (html / tag["href"]).exists()
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("old, new", BOOK.config["sphinx"]["config"]["html_context"]["moved"].items())
+def test_an_old_address_leads_to_the_new_one(html, edition, old, new):
+    page = soup(html / edition / f"{old}.html")
+    assert new in BOOK.source.pages
+    assert page.select_one('meta[http-equiv="refresh"]')["content"] == f"0; url={new}.html"
+    assert page.article.select(f'a[href="{new}.html"]')
 
 
 def test_addresses_of_the_site_and_the_repository(repository):
