@@ -1,0 +1,154 @@
+"""`on_ranks`, which lessons repeat as a cell: results, and what it says of ranks that fail, hang or cannot be.
+
+No failure may leave a process or a file, and the next call works.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.conftest import BOOK, EDITIONS
+from tests.reading import run_cells
+
+LESSON = "11_training_for_real"
+
+
+@pytest.fixture(scope="module")
+def cell():
+    return run_cells(f"en/{LESSON}", ["on-ranks"])
+
+
+@pytest.fixture
+def on_ranks(cell, tmp_path, monkeypatch):
+    """The function; afterwards no process is left, and no file in the folder for temporary ones."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield cell["on_ranks"]
+    assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def add_up():
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    print(f"rank {dist.get_rank()}")
+    return total
+
+
+def on_rank_1(what):
+    """A function in which rank 1 does something else than wait for the others."""
+
+    def function():
+        if dist.get_rank() == 1:
+            return what()
+        dist.barrier()
+
+    return function
+
+
+def row_is_missing():
+    raise ValueError("row 2 is missing")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_results_and_lines_come_in_the_order_of_ranks(on_ranks, capsys, ranks):
+    assert on_ranks(ranks, add_up) == [torch.tensor([ranks * (ranks + 1) / 2])] * ranks
+    assert capsys.readouterr().out == "".join(f"rank {rank}\n" for rank in range(ranks))
+
+
+@pytest.mark.parametrize(
+    "what, said",
+    [
+        (row_is_missing, "ValueError: row 2 is missing"),
+        (lambda: sys.exit(3), "SystemExit: 3"),
+        (lambda: sys.exit(0), "SystemExit: 0"),
+        (lambda: os._exit(4), "ended with exit code 4"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended with exit code -9"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(on_ranks, what, said):
+    for _ in range(3):  # the others fail a moment later, as their partner is gone
+        with pytest.raises(RuntimeError) as error:
+            on_ranks(4, on_rank_1(what))
+        assert str(error.value).splitlines()[0] == f"rank 1 of 4: {said}"
+    assert len(on_ranks(4, add_up)) == 4
+
+
+def test_a_traceback_leads_to_the_line(on_ranks):
+    with pytest.raises(RuntimeError, match="in row_is_missing"):
+        on_ranks(2, on_rank_1(row_is_missing))
+
+
+def test_a_rank_that_never_ends(on_ranks):
+    with pytest.raises(RuntimeError, match=r"^ranks \[1\] of 3: not done in time$"):
+        on_ranks(3, lambda: time.sleep(100) if dist.get_rank() == 1 else None, seconds=1)
+
+
+def test_a_collective_call_that_a_rank_leaves_out(on_ranks):
+    with pytest.raises(RuntimeError, match="rank 0 of 2: RuntimeError: .*[Tt]imed out"):
+        on_ranks(2, on_rank_1(lambda: None), seconds=1)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 65])
+def test_numbers_of_ranks_that_make_no_sense(on_ranks, ranks):
+    with pytest.raises(ValueError, match=f"^{ranks} ranks"):
+        on_ranks(ranks, add_up)
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_a_system_that_cannot_fork(on_ranks, monkeypatch, platform):
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(RuntimeError, match="needs Linux.*WSL.*Colab"):
+        on_ranks(2, add_up)
+
+
+def test_cuda_was_used_before(cell, on_ranks, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    cell["note_cuda"](type("Result", (), {"execution_count": 7}))
+    with pytest.raises(RuntimeError, match=r"^cell \[7\] used CUDA"):
+        on_ranks(2, add_up)
+    cell["cuda_since"].clear()
+
+
+def test_a_folder_that_cannot_be_written(cell, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(FileNotFoundError, match="/nowhere"):
+        cell["on_ranks"](2, add_up)
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_an_interrupt_ends_the_ranks(edition, tmp_path):
+    """As the stop button does it, in a program of its own."""
+    (source,) = [cell.source for cell in BOOK.page(f"{edition}/{LESSON}").code if cell.id == "on-ranks"]
+    program = tmp_path / "program.py"
+    program.write_text(
+        source
+        + textwrap.dedent("""
+        def wait():
+            time.sleep(100) if dist.get_rank() else dist.barrier()
+
+        print("ready", flush=True)
+        on_ranks(3, wait)
+        """),
+        encoding="utf-8",
+    )
+    with subprocess.Popen(
+        [sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        while started.stdout.readline() != "ready\n":
+            pass
+        while len(ranks := psutil.Process(started.pid).children()) < 3:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        started.send_signal(signal.SIGINT)
+        _, errors = started.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    assert psutil.wait_procs(ranks, timeout=5)[1] == []
