@@ -231,8 +231,7 @@ def dead(link: str, book: Book, page: Page, labels: set[str], places: dict[str, 
 
 def outdated_translations(book: Book) -> Iterator[Problem]:
     for page in [page for edition in book.translations for page in edition.pages.values()]:
-        behind = book.behind(page)
-        if behind and not any(page.translates.values()):
+        if (behind := book.behind(page)) and not any(page.translates.values()):
             text = f"not translated yet, as far as is noted; when it is: python -m book translated {page.name}"
             yield Problem(page.path, text, note=True)
             behind = []

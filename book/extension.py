@@ -27,10 +27,9 @@ from sphinx.util.docutils import SphinxDirective
 from . import files, runs
 from .check import text_of
 from .model import CELL_ANCHOR, Cell, Lesson, Recorded, Run
-from .site import NEVER_EXECUTE, prints, repository
+from .site import HERE, NEVER_EXECUTE, prints, repository
 from .sources import find_root, load
 
-HERE = Path(__file__).parent
 EXPLORER = "split-explorer"  # the directive, and the tag of a cell that the explorer stands after
 
 

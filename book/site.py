@@ -58,8 +58,7 @@ def render(book: Book) -> bool:
     Raises BookError if a lesson is not executed as it is now, or if Jupyter Book warns of anything; the last good site
     is then as it was.
     """
-    run = runs.from_folder(runs.run_folder(book.root))
-    if run is None:
+    if (run := runs.from_folder(runs.run_folder(book.root))) is None:
         raise BookError("nothing has been executed yet; run: python -m book execute")
     if missing := ", ".join(lesson.id for lesson in runs.not_executed(book, run)):
         raise BookError(f"not executed yet as they are now: {missing}; run: python -m book execute")
@@ -85,11 +84,10 @@ def digest(book: Book, run: Run) -> str:
     texts = [page.raw for edition in book.editions.values() for page in edition.pages.values()]
     editions = [asdict(replace(edition, pages={})) for edition in book.editions.values()]
     shown = [runs.to_json(each) for each in (run, *book.recorded)]
-    made_of = [texts, editions, list(book.source.pages), book.config, shown, [*map(version, TOOLS)], repository(book)]
-    found = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
-    for path in sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".mo", ".pyc")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+    paths = sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".mo", ".pyc"))
+    made_by = [*map(version, TOOLS), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)]
+    made_of = [texts, editions, list(book.source.pages), book.config, shown, made_by, repository(book)]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
 def sizes(site: Path) -> dict[str, int]:
