@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -45,11 +46,18 @@ def prints(book: Book, edition: str = "*") -> list[Path]:  # EPUB and PDF, if ma
 
 def warm_up(root: Path) -> None:
     """Begins to import what Sphinx needs, beside all that comes before it, if a file is newer than the site."""
-    os.environ["PYTHONUTF8"] = "1"
-    RENDERERS.set_forkserver_preload(IMPORTS)
     made_of, stamp = [*root.glob("*.yml"), *root.glob("notebooks/*/*"), *HERE.rglob("*")], site_folder(root) / STAMP
     if not stamp.exists() or any(path.stat().st_mtime > stamp.stat().st_mtime for path in made_of):
-        forkserver.ensure_running()
+        start_renderers()
+
+
+def start_renderers() -> None:
+    """Starts the process that renderers are forked from, if there is none; to be called in the main thread."""
+    os.environ["PYTHONUTF8"] = "1"  # Sphinx opens files without a word on their encoding
+    RENDERERS.set_forkserver_preload(IMPORTS)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # in a terminal, Ctrl-C reaches it, too
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, handler)
 
 
 def render(book: Book) -> bool:
@@ -67,6 +75,7 @@ def render(book: Book) -> bool:
     site, made_of = site_folder(book.root), digest(book, run)
     if files.read_json(site / STAMP) == {"digest": made_of, "sizes": sizes(site)}:
         return False
+    start_renderers()
     with files.new_folder(site) as fresh, ThreadPoolExecutor() as pool:
         complaints = list(pool.map(lambda edition: render_edition(book, edition, fresh), book.editions.values()))
         if any(complaints):
@@ -140,9 +149,10 @@ def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list
 
 
 def jupyter_book(root: Path, log: Path, command: list[str]) -> None:
-    """Jupyter Book's command line, in a process of its own."""
+    """Jupyter Book's command line, in a process of its own, which Ctrl-C ends without a word."""
     from jupyter_book.cli.main import main
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     with log.open("a") as stream:
         for output in (sys.stdout, sys.stderr):
             os.dup2(stream.fileno(), output.fileno())

@@ -129,6 +129,37 @@ def test_an_interrupted_build(book, tmp_path, how):
     assert (book.site(), book.record()) == (before, run)
 
 
+# Put on the path: in the process that renderers are forked from, and so in them.
+IN_THE_RENDERERS = """
+import os, sys, time
+if "multiprocessing.forkserver" in " ".join(sys.orig_argv):
+    {code}
+"""
+
+
+@pytest.mark.parametrize("at", ["the imports of Sphinx", "a cell", "the rendering"])
+def test_ctrl_c_in_a_terminal(book, tmp_path, at):
+    """It reaches all processes of the build, not only the one that has been called."""
+    before, started = book.site(), tmp_path / "started"
+    if at == "the imports of Sphinx":
+        wait = f"open({str(started)!r}, 'w'); time.sleep(1)"
+        (tmp_path / "sitecustomize.py").write_text(IN_THE_RENDERERS.format(code=wait))
+    elif at == "a cell":
+        book.set_cell("count-rows", SLEEPS.format(path=str(started)))
+    else:
+        started = book.folder / "_build" / "sphinx" / "en" / "log.txt"
+        started.unlink()
+    book.replace("notebooks/en/index.md", "# ", "# A changed title: ")
+    with book.running("build", path=[tmp_path]) as process:
+        wait_for(started, process)
+        os.killpg(process.pid, signal.SIGINT)
+        _out, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and said.splitlines()[-1].startswith("interrupted; "), said
+    assert "Traceback" not in said
+    book.wait_until_alone()
+    assert book.site() == before
+
+
 def test_an_impatient_author(book, tmp_path):
     """A second and a third Ctrl-C give no tracebacks."""
     started = tmp_path / "started"
