@@ -139,7 +139,10 @@ def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list
     command = ["build", f"notebooks/{edition.name}", "--toc", "_toc.yml", "--path-output", str(output), *more]
     files.write_text(output / "log.txt", "")
     process = RENDERERS.Process(target=jupyter_book, args=(book.root, output / "log.txt", command))
-    process.start()
+    try:
+        process.start()
+    except (EOFError, OSError) as error:
+        return [f"no process renders the edition {edition.name}: the one to fork it from has died ({error})"]
     process.join()
     if process.exitcode == 0:
         return []

@@ -160,6 +160,22 @@ def test_ctrl_c_in_a_terminal(book, tmp_path, at):
     assert book.site() == before
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("time.sleep(2); os._exit(1)", "error: no process renders the edition en: ")],
+    ids=["dies"],
+)
+def test_a_renderer_that_does_not_start(book, tmp_path, code, said):
+    before = book.site()
+    (tmp_path / "sitecustomize.py").write_text(IN_THE_RENDERERS.format(code=code))
+    book.replace("notebooks/en/index.md", "# ", "# A changed title: ")
+    done = book.run("render", path=[tmp_path])
+    assert done.code == 1 and said in done.err
+    assert [line for line in done.err.splitlines() if not line.startswith(("error: ", " "))] == []
+    assert book.site() == before
+    book.wait_until_alone()
+
+
 def test_an_impatient_author(book, tmp_path):
     """A second and a third Ctrl-C give no tracebacks."""
     started = tmp_path / "started"
