@@ -153,14 +153,14 @@ def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list
 
 def jupyter_book(root: Path, log: Path, command: list[str]) -> None:
     """Jupyter Book's command line, in a process of its own, which Ctrl-C ends without a word."""
-    from jupyter_book.cli.main import main
-
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with log.open("a") as stream:
         for output in (sys.stdout, sys.stderr):
             os.dup2(stream.fileno(), output.fileno())
     os.chdir(root)
     os.environ |= {"NO_COLOR": "1", NEVER_EXECUTE: "1"}
+    from jupyter_book.cli.main import main  # that it is broken is to be read in the log
+
     main([*command, "-n", "-W", "--keep-going", "-q"])
 
 

@@ -162,8 +162,11 @@ def test_ctrl_c_in_a_terminal(book, tmp_path, at):
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("time.sleep(2); os._exit(1)", "error: no process renders the edition en: ")],
-    ids=["dies"],
+    [
+        ("time.sleep(2); os._exit(1)", "error: no process renders the edition en: "),
+        ("sys.modules['jupyter_book.cli.main'] = None", "error: Jupyter Book failed on the edition en:\n"),
+    ],
+    ids=["dies", "lacks a package"],
 )
 def test_a_renderer_that_does_not_start(book, tmp_path, code, said):
     before = book.site()
