@@ -154,7 +154,7 @@ def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list
 def jupyter_book(root: Path, log: Path, command: list[str]) -> None:
     """Jupyter Book's command line, in a process of its own, which Ctrl-C ends without a word."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with log.open("a") as stream:
+    with log.open("a", encoding="utf-8") as stream:
         for output in (sys.stdout, sys.stderr):
             os.dup2(stream.fileno(), output.fileno())
     os.chdir(root)
