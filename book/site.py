@@ -27,6 +27,8 @@ from . import files, runs
 from .model import Book, BookError, Edition, Run
 
 HERE = Path(__file__).parent
+# The package's code as this process has it: `serve` does not load it anew. All pages are made anew when it changes.
+LOADED = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(HERE.glob("*.py")))).hexdigest()
 KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
 STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and the sizes of its files
 # Each edition is rendered by a process of its own, forked from one that has imported these.
@@ -93,8 +95,8 @@ def digest(book: Book, run: Run) -> str:
     texts = [page.raw for edition in book.editions.values() for page in edition.pages.values()]
     editions = [asdict(replace(edition, pages={})) for edition in book.editions.values()]
     shown = [runs.to_json(each) for each in (run, *book.recorded)]
-    paths = sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".mo", ".pyc"))
-    made_by = [*map(version, TOOLS), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)]
+    paths = sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".py", ".mo", ".pyc"))
+    made_by = [LOADED, *map(version, TOOLS), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)]
     made_of = [texts, editions, list(book.source.pages), book.config, shown, made_by, repository(book)]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
