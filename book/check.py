@@ -29,7 +29,7 @@ from .runs import stale
 from .sources import CELL_ID, shared_source
 
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?|[0-9a-f]{6,}")  # as editors give them
-EXERCISE = re.compile(r"exercise-\d+")
+MAGIC = re.compile(r"^(\s*)(%%?[a-z].*|!(?!=).*)", re.MULTILINE)  # not the operators % and !=, continuing a line
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin)
 
 
@@ -111,7 +111,7 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
         yield first, f"by _toc.yml this is lesson {lesson.number}; its title differs"
     if not first.metadata.get("topic"):
         yield first, "its metadata has no `topic` for the table of lessons"
-    exercises = [cell for cell in lesson.cells if EXERCISE.fullmatch(cell.id)]
+    exercises = [cell for cell in lesson.cells if re.fullmatch(r"exercise-\d+", cell.id)]
     if len(exercises) < 2:
         yield None, "at least two exercises: cells exercise-1, exercise-1-check, exercise-1-solution …"
     for cell in exercises:
@@ -158,11 +158,11 @@ def code_pair(where: str, source: str, code: str) -> list[Problem]:
 @cache
 def statements(code: str) -> list[tuple[int, Any]]:
     """The statements of a cell: each with its line, as a tree of tuples without the contents of strings."""
-    lines = code.splitlines()
-    for number, line in enumerate(lines):
-        if (rest := line.lstrip()).startswith(("%", "!")):  # what IPython alone understands counts as a string
-            lines[number] = line.removesuffix(rest) + repr(rest)
-    return [(node.lineno, masked(node)) for node in ast.parse("\n".join(lines)).body]
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:  # a cell with magics, perhaps: what IPython alone understands counts as a string
+        tree = ast.parse(MAGIC.sub(lambda magic: magic[1] + repr(magic[2]), code))
+    return [(node.lineno, masked(node)) for node in tree.body]
 
 
 def masked(node: Any) -> Any:
@@ -231,8 +231,7 @@ def dead(link: str, book: Book, page: Page, labels: set[str], places: dict[str, 
 
 def outdated_translations(book: Book) -> Iterator[Problem]:
     for page in [page for edition in book.translations for page in edition.pages.values()]:
-        behind = book.behind(page)
-        if behind and not any(page.translates.values()):
+        if (behind := book.behind(page)) and not any(page.translates.values()):
             text = f"not translated yet, as far as is noted; when it is: python -m book translated {page.name}"
             yield Problem(page.path, text, note=True)
             behind = []

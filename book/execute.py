@@ -49,8 +49,7 @@ class Execution:
     """
 
     def __init__(self, book: Book, count: int | None = None, cold: bool = False):
-        self.book = book
-        self.cold = cold
+        self.book, self.cold = book, cold
         self.cache = book.root / "_build" / "cache"
         self.chosen = choose_gpus(count) if count is not None else None
         if self.chosen:
@@ -115,10 +114,8 @@ class Execution:
             workers = (os.cpu_count() or 1) * (3 if warm.wait() else 1)
             with ThreadPoolExecutor(workers) as pool:
                 try:
-                    for together in (
-                        [x for x in in_order if not x.runs_alone],
-                        *([x] for x in in_order if x.runs_alone),
-                    ):
+                    alone = [[x] for x in in_order if x.runs_alone]
+                    for together in ([x for x in in_order if not x.runs_alone], *alone):
                         futures = {pool.submit(self.attempt, x, settings, on_cell, over): x for x in together}
                         for future in as_completed(futures):
                             yield futures[future], future.result()

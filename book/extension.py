@@ -27,10 +27,9 @@ from sphinx.util.docutils import SphinxDirective
 from . import files, runs
 from .check import text_of
 from .model import CELL_ANCHOR, Cell, Lesson, Recorded, Run
-from .site import NEVER_EXECUTE, prints, repository
+from .site import HERE, LOADED, NEVER_EXECUTE, prints, repository
 from .sources import find_root, load
 
-HERE = Path(__file__).parent
 EXPLORER = "split-explorer"  # the directive, and the tag of a cell that the explorer stands after
 
 
@@ -48,7 +47,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_node(RunPanel, html=(visit_panel, lambda self, node: self.body.append("</section>\n")))
     app.add_node(nodes.image, override=True, html=(visit_image, lambda self, node: None))
     app.add_transform(MarkCells)
-    return {"parallel_read_safe": False}
+    return {"parallel_read_safe": False, "env_version": LOADED}  # another one: Sphinx forgets all that it has read
 
 
 class Pages:

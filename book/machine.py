@@ -40,8 +40,7 @@ def gpus() -> list[Gpu]:
     answer = subprocess.run(command, capture_output=True, text=True)
     lines = [] if answer.returncode else answer.stdout.strip().splitlines()
     found = [Gpu(*line.split(", ")) for line in lines]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return found
     chosen: list[Gpu] = []
     for entry in filter(None, visible.split(",")):
@@ -77,7 +76,6 @@ def environment(shown: list[Gpu] | None = None, cold: bool = False) -> dict[str,
 
     PYTHONHASHSEED, SOURCE_DATE_EPOCH and matplotlibrc take chance and date out of the outputs, PYTHONUTF8 the locale.
     """
-    modules = "" if cold else os.environ.get("WARM_KERNEL_MODULES", ",".join(WARM))
     found = {
         **os.environ,
         "PYTHONHASHSEED": "0",
@@ -85,7 +83,7 @@ def environment(shown: list[Gpu] | None = None, cold: bool = False) -> dict[str,
         "MATPLOTLIBRC": str(Path(__file__).with_name("matplotlibrc")),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         "PYTHONUTF8": "1",
-        "WARM_KERNEL_MODULES": modules,
+        "WARM_KERNEL_MODULES": "" if cold else os.environ.get("WARM_KERNEL_MODULES", ",".join(WARM)),
     }
     if shown is not None:
         found |= {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in shown), "SIMULATED_GPUS": "0"}

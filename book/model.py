@@ -193,8 +193,7 @@ class Book:
         source = self.source.pages[page.name]
         if page.edition == self.source.name:
             return []
-        remembered = page.translates
-        return [cell for cell in source.cells if remembered.get(cell.id) != source.hashes[cell.id]]
+        return [cell for cell in source.cells if page.translates.get(cell.id) != source.hashes[cell.id]]
 
     @property
     def address(self) -> str:

@@ -68,8 +68,7 @@ def record_in(folder: Path) -> dict[str, Any] | None:
 def from_folder(folder: Path) -> Run | None:
     """The run in a folder, with all its code cells, or None if there is none. A notebook that cannot be read counts
     as not executed."""
-    record = record_in(folder)
-    if record is None:
+    if (record := record_in(folder)) is None:
         return None
     lessons, cells = {}, {}
     for id, provenance in record.items():
@@ -215,12 +214,11 @@ def compare(first: Run, second: Run) -> list[tuple[str, str, str]]:
     """What differs between two runs: [(lesson id, cell id, difference as text)]. Images count as their bytes."""
     found = []
     for id in sorted(set(first.cells) & set(second.cells)):
-        for cell in first.cells[id]:
-            if cell in second.cells[id]:
-                before, after = (text_of(run.cells[id][cell].outputs) for run in (first, second))
-                if before != after:
-                    lines = difflib.unified_diff(before, after, first.name, second.name, lineterm="")
-                    found.append((id, cell, "\n".join(lines)))
+        for cell in [cell for cell in first.cells[id] if cell in second.cells[id]]:
+            before, after = (text_of(run.cells[id][cell].outputs) for run in (first, second))
+            if before != after:
+                lines = difflib.unified_diff(before, after, first.name, second.name, lineterm="")
+                found.append((id, cell, "\n".join(lines)))
     return found
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -26,6 +27,8 @@ from . import files, runs
 from .model import Book, BookError, Edition, Run
 
 HERE = Path(__file__).parent
+# The package's code as this process has it: `serve` does not load it anew. All pages are made anew when it changes.
+LOADED = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(HERE.glob("*.py")))).hexdigest()
 KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
 STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and the sizes of its files
 # Each edition is rendered by a process of its own, forked from one that has imported these.
@@ -45,11 +48,18 @@ def prints(book: Book, edition: str = "*") -> list[Path]:  # EPUB and PDF, if ma
 
 def warm_up(root: Path) -> None:
     """Begins to import what Sphinx needs, beside all that comes before it, if a file is newer than the site."""
-    os.environ["PYTHONUTF8"] = "1"
-    RENDERERS.set_forkserver_preload(IMPORTS)
     made_of, stamp = [*root.glob("*.yml"), *root.glob("notebooks/*/*"), *HERE.rglob("*")], site_folder(root) / STAMP
     if not stamp.exists() or any(path.stat().st_mtime > stamp.stat().st_mtime for path in made_of):
-        forkserver.ensure_running()
+        start_renderers()
+
+
+def start_renderers() -> None:
+    """Starts the process that renderers are forked from, if there is none; to be called in the main thread."""
+    os.environ["PYTHONUTF8"] = "1"  # Sphinx opens files without a word on their encoding
+    RENDERERS.set_forkserver_preload(IMPORTS)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # in a terminal, Ctrl-C reaches it, too
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, handler)
 
 
 def render(book: Book) -> bool:
@@ -58,8 +68,7 @@ def render(book: Book) -> bool:
     Raises BookError if a lesson is not executed as it is now, or if Jupyter Book warns of anything; the last good site
     is then as it was.
     """
-    run = runs.from_folder(runs.run_folder(book.root))
-    if run is None:
+    if (run := runs.from_folder(runs.run_folder(book.root))) is None:
         raise BookError("nothing has been executed yet; run: python -m book execute")
     if missing := ", ".join(lesson.id for lesson in runs.not_executed(book, run)):
         raise BookError(f"not executed yet as they are now: {missing}; run: python -m book execute")
@@ -68,6 +77,7 @@ def render(book: Book) -> bool:
     site, made_of = site_folder(book.root), digest(book, run)
     if files.read_json(site / STAMP) == {"digest": made_of, "sizes": sizes(site)}:
         return False
+    start_renderers()
     with files.new_folder(site) as fresh, ThreadPoolExecutor() as pool:
         complaints = list(pool.map(lambda edition: render_edition(book, edition, fresh), book.editions.values()))
         if any(complaints):
@@ -85,11 +95,10 @@ def digest(book: Book, run: Run) -> str:
     texts = [page.raw for edition in book.editions.values() for page in edition.pages.values()]
     editions = [asdict(replace(edition, pages={})) for edition in book.editions.values()]
     shown = [runs.to_json(each) for each in (run, *book.recorded)]
-    made_of = [texts, editions, list(book.source.pages), book.config, shown, [*map(version, TOOLS)], repository(book)]
-    found = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
-    for path in sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".mo", ".pyc")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+    paths = sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".py", ".mo", ".pyc"))
+    made_by = [LOADED, *map(version, TOOLS), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)]
+    made_of = [texts, editions, list(book.source.pages), book.config, shown, made_by, repository(book)]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
 def sizes(site: Path) -> dict[str, int]:
@@ -132,7 +141,10 @@ def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list
     command = ["build", f"notebooks/{edition.name}", "--toc", "_toc.yml", "--path-output", str(output), *more]
     files.write_text(output / "log.txt", "")
     process = RENDERERS.Process(target=jupyter_book, args=(book.root, output / "log.txt", command))
-    process.start()
+    try:
+        process.start()
+    except (EOFError, OSError) as error:
+        return [f"no process renders the edition {edition.name}: the one to fork it from has died ({error})"]
     process.join()
     if process.exitcode == 0:
         return []
@@ -142,14 +154,15 @@ def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list
 
 
 def jupyter_book(root: Path, log: Path, command: list[str]) -> None:
-    """Jupyter Book's command line, in a process of its own."""
-    from jupyter_book.cli.main import main
-
-    with log.open("a") as stream:
+    """Jupyter Book's command line, in a process of its own, which Ctrl-C ends without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with log.open("a", encoding="utf-8") as stream:
         for output in (sys.stdout, sys.stderr):
             os.dup2(stream.fileno(), output.fileno())
     os.chdir(root)
     os.environ |= {"NO_COLOR": "1", NEVER_EXECUTE: "1"}
+    from jupyter_book.cli.main import main  # that it is broken is to be read in the log
+
     main([*command, "-n", "-W", "--keep-going", "-q"])
 
 

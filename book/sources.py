@@ -128,9 +128,8 @@ def load_shared(root: Path) -> dict[str, str]:
 
 def shared_source(book: Book, cell: Cell, edition: str) -> str | None:
     """What notebooks/shared has for this cell, or None."""
-    if cell.kind != "code":
-        return None
-    return book.shared.get(f"{edition}/{cell.id}.py", book.shared.get(f"{cell.id}.py"))
+    shared = book.shared if cell.kind == "code" else {}
+    return shared.get(f"{edition}/{cell.id}.py", shared.get(f"{cell.id}.py"))
 
 
 def tidy(book: Book, names: list[str]) -> list[str]:
@@ -170,12 +169,10 @@ def select(book: Book, names: list[str], editions: list[str] | None = None) -> l
 
 def mark_translated(book: Book, name: str, cells: list[str]) -> None:
     """Notes that a page or these cells of a lesson (all, if none are named) translate the source edition of today."""
-    source = book.source.pages.get(name)
-    if source is None:
+    if (source := book.source.pages.get(name)) is None:
         near = difflib.get_close_matches(name, list(book.source.pages), 1)
         raise BookError(f"no lesson or page is called {name}" + (f"; did you mean {near[0]}?" if near else ""))
-    unknown = set(cells) - {cell.id for cell in source.cells}
-    if unknown:
+    if unknown := set(cells) - {cell.id for cell in source.cells}:
         raise BookError(Problem(source.path, f"no such cell: {', '.join(sorted(unknown))}"))
     for edition in book.translations:
         page = edition.pages[name]

@@ -39,6 +39,13 @@ def copy_repository(target):
     return target
 
 
+def program(path, script):
+    """Writes a program, by default of the shell, that stands in for another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script if script.startswith("#!") else f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 def run_book(folder, *arguments, timeout=180, **environment):
     """`python -m book` in this copy of the repository, as a process."""
     command = [sys.executable, "-m", "book", *arguments]

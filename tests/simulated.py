@@ -137,7 +137,7 @@ class Launched:
                 break
 
     def live(self, life, count, script, cwd, env):
-        """Runs all workers; returns 0, or the exit code of the first that fails, which takes the others along."""
+        """Runs all workers; returns 0, or 1 if one fails, which takes the others along, as with torchrun."""
         import torch.distributed as dist
 
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -158,7 +158,7 @@ class Launched:
                     process.kill()
                 waiting = [process for process in waiting if process.exitcode is None]
             self.output = "".join(Path(f"{folder}/{rank}").read_text("utf-8") for rank in range(count))
-        return failed[0].exitcode if failed else 0
+        return int(bool(failed))
 
     def communicate(self, timeout=None):
         return self.output, self.output

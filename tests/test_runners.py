@@ -12,7 +12,7 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 
 RUNNERS = ROOT / "runners"
 SCRIPTS = [RUNNERS / "kaggle" / "vouch.sh", RUNNERS / "sky.yaml", RUNNERS / "slurm.sh"]
@@ -104,12 +104,6 @@ status) echo x >>asked; if [ "$(wc -l <asked)" = 1 ]; then echo "$FIRST"; else e
 output) cp -r answer/. "$5" ;;
 esac
 """
-
-
-def program(path, script):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script if script.startswith("#!") else f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
 
 
 def git(folder, *arguments):

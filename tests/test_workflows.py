@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 WORKFLOWS = {path.name: yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader) for path in FILES}
@@ -243,12 +243,6 @@ def test_one_issue_is_kept_for_one_title(tmp_path, known, command, report):
     subprocess.run(script, cwd=tmp_path, env=path_with(tmp_path / "bin"), check=True, capture_output=True)
     assert command in said.read_text()
     assert (report or "report.txt was not written") in said.read_text()
-
-
-def program(path, script):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
 
 
 def path_with(folder):

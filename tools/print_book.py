@@ -54,6 +54,7 @@ def print_book(the_book: Book) -> None:
         raise BookError("not all lessons are executed as they are now; run: python -m book execute")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     folder = the_book.root / "_build" / "print"
+    site.start_renderers()
     with files.new_folder(folder) as fresh, ThreadPoolExecutor() as pool:
         made = pool.map(lambda edition: print_edition(the_book, edition, fresh), the_book.editions.values())
         lines = [line for said in made for line in said]

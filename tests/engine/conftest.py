@@ -78,7 +78,7 @@ class SmallBook:
 
     @contextmanager
     def running(self, *arguments, path=(), **variables):
-        """The command as a process that is still at work, with what SIGINT does by default."""
+        """The command as a process that is still at work, in a group of its own, with what SIGINT does by default."""
         command = [sys.executable, "-m", "book", *arguments]
         process = subprocess.Popen(
             command,
@@ -87,6 +87,7 @@ class SmallBook:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         with process:

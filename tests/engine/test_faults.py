@@ -129,6 +129,56 @@ def test_an_interrupted_build(book, tmp_path, how):
     assert (book.site(), book.record()) == (before, run)
 
 
+# Put on the path: in the process that renderers are forked from, and so in them.
+IN_THE_RENDERERS = """
+import os, sys, time
+if "multiprocessing.forkserver" in " ".join(sys.orig_argv):
+    {code}
+"""
+
+
+@pytest.mark.parametrize("at", ["the imports of Sphinx", "a cell", "the rendering"])
+def test_ctrl_c_in_a_terminal(book, tmp_path, at):
+    """It reaches all processes of the build, not only the one that has been called."""
+    before, started = book.site(), tmp_path / "started"
+    if at == "the imports of Sphinx":
+        wait = f"open({str(started)!r}, 'w'); time.sleep(1)"
+        (tmp_path / "sitecustomize.py").write_text(IN_THE_RENDERERS.format(code=wait))
+    elif at == "a cell":
+        book.set_cell("count-rows", SLEEPS.format(path=str(started)))
+    else:
+        started = book.folder / "_build" / "sphinx" / "en" / "log.txt"
+        started.unlink()
+    book.replace("notebooks/en/index.md", "# ", "# A changed title: ")
+    with book.running("build", path=[tmp_path]) as process:
+        wait_for(started, process)
+        os.killpg(process.pid, signal.SIGINT)
+        _out, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and said.splitlines()[-1].startswith("interrupted; "), said
+    assert "Traceback" not in said
+    book.wait_until_alone()
+    assert book.site() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("time.sleep(2); os._exit(1)", "error: no process renders the edition en: "),
+        ("sys.modules['jupyter_book.cli.main'] = None", "error: Jupyter Book failed on the edition en:\n"),
+    ],
+    ids=["dies", "lacks a package"],
+)
+def test_a_renderer_that_does_not_start(book, tmp_path, code, said):
+    before = book.site()
+    (tmp_path / "sitecustomize.py").write_text(IN_THE_RENDERERS.format(code=code))
+    book.replace("notebooks/en/index.md", "# ", "# A changed title: ")
+    done = book.run("render", path=[tmp_path])
+    assert done.code == 1 and said in done.err
+    assert [line for line in done.err.splitlines() if not line.startswith(("error: ", " "))] == []
+    assert book.site() == before
+    book.wait_until_alone()
+
+
 def test_an_impatient_author(book, tmp_path):
     """A second and a third Ctrl-C give no tracebacks."""
     started = tmp_path / "started"

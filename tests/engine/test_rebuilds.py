@@ -148,3 +148,27 @@ def test_a_source_saved_between_execution_and_rendering(book):
     done = subprocess.run(command, cwd=book.folder, env=book.environment([book.folder]), capture_output=True, text=True)
     assert done.stdout == "notebooks/en/01_count.ipynb: changed while the book was built; build again\n", done.stderr
     assert not proof.exists() and book.site() == before
+
+
+CODE_CHANGED_MEANWHILE = """
+from pathlib import Path
+from book import site, sources
+
+index, code = Path("notebooks/en/index.md"), Path("book/extension.py")
+for title in ("# First: ", "# Second: "):
+    index.write_text(index.read_text("utf-8").replace("# ", title, 1), "utf-8")
+    print(site.render(sources.load()))
+    code.write_text(code.read_text("utf-8").replace('f"| [{name}]', 'f"| new: [{name}]'), "utf-8")
+"""
+
+
+def test_code_of_the_package_saved_between_two_renderings(book):
+    """`serve` goes on with the code that it has loaded; the next command has all pages made by the code of now."""
+    command = [sys.executable, "-c", CODE_CHANGED_MEANWHILE]
+    done = subprocess.run(command, cwd=book.folder, env=book.environment([book.folder]), capture_output=True, text=True)
+    assert done.stdout == "True\nTrue\n", done.stderr
+    assert "Second: First: " in book.page("en/index.html") and "new: " not in book.page("en/index.html")
+    assert "already" not in book.good("render")
+    for edition in EDITIONS:
+        assert "new: " in book.page(f"{edition}/index.html")
+    assert "already" in book.good("render")

@@ -63,6 +63,11 @@ def test_titles(source, title):
         ("a = 1", "b = 1", False),
         ("%matplotlib inline\nx = 1", "%matplotlib inline\nx = 2", False),
         ("!ls", "!ls  ", True),
+        ("!{sys.executable} -V", "!{sys.executable} -V", True),
+        ("rest = (17\n    % 5)  # a", "rest = (17\n    % 5)  # 甲", True),
+        ("rest = (17\n    % 5)", "rest = (17\n    % 6)", False),
+        ("%matplotlib inline\nother = (a\n    != b)", "%matplotlib inline\nother = (a\n    != b)", True),
+        ("%matplotlib inline\nother = (a\n    != b)", "%matplotlib inline\nother = (a\n    != c)", False),
     ],
 )
 def test_code_may_differ_in_words_alone(one, other, same):
