@@ -34,7 +34,7 @@ RULES = {
         "您|(?<!申)请(?!求)|进行|当.{1,20}的?时候|让我们|它们?会?被",
         "当有多个 GPU 的时候",
     ),
-    "counts in characters": ("[两三四五六七八九十][个块份张] ?(GPU|CUDA|设备|数据块|副本|进程|输出)", "三个副本"),
+    "counts of GPUs in characters": ("[两三四五六七八九十][个块张] ?(GPU|CUDA|设备|数据块)", "三个 GPU"),
 }
 
 # term that is not used -> the one that is
