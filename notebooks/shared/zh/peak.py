@@ -86,12 +86,12 @@ def storages(tensors):
 
 
 class Rehearsal(TorchDispatchMode):
-    """跟踪每块存储：从创建它的算子开始，到它被释放为止。"""
+    """跟踪每块存储：从创建它的算子开始，到释放为止。"""
 
     def __init__(self, module, optimizer, others):
         super().__init__()
         self.parameters = list(module.parameters())
-        self.known = {}  # 存储 -> 类别、字节数、在它被释放时通知我们的弱引用
+        self.known = {}  # 存储 -> 类别、字节数、释放时发出通知的弱引用
         self.bytes = dict.fromkeys(["weights", "optimizer", "activations", "in passing", "gathered"], 0)
         self.fullest = {}
         for kind, tensors in [
