@@ -30,10 +30,14 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
         raise ValueError(f'how: "one", "DataParallel", "DDP" or "FSDP2", not {how!r}')
     if how == "one" and gpus != 1:
         raise ValueError(f'how="one" is for 1 GPU, not {gpus}')
+    return on_ranks(1, rehearse, model, batch, gpus, how, checkpoint, precision)[0]
+
+
+def rehearse(model, batch, gpus, how, checkpoint, precision):
+    dist.destroy_process_group()  # that of on_ranks: here nobody else is needed
     with contextlib.ExitStack() as stack:
         if how == "FSDP2":
             dist.init_process_group("fake", rank=0, world_size=gpus)  # nobody else is there, nothing is sent
-            stack.callback(dist.destroy_process_group)
             mesh = dist.init_device_mesh("cpu", (gpus,))
         fake = stack.enter_context(FakeTensorMode())
         with unittest.mock.patch.object(torch.utils, "swap_tensors", set_data):

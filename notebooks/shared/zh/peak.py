@@ -29,10 +29,14 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
         raise ValueError(f'how 应为 "one"、"DataParallel"、"DDP" 或 "FSDP2"，不能是 {how!r}')
     if how == "one" and gpus != 1:
         raise ValueError(f'how="one" 只用于 1 个 GPU，不能是 {gpus} 个')
+    return on_ranks(1, rehearse, model, batch, gpus, how, checkpoint, precision)[0]
+
+
+def rehearse(model, batch, gpus, how, checkpoint, precision):
+    dist.destroy_process_group()  # on_ranks 建立的进程组，这里用不着
     with contextlib.ExitStack() as stack:
         if how == "FSDP2":
             dist.init_process_group("fake", rank=0, world_size=gpus)  # 没有别的进程，什么也不发送
-            stack.callback(dist.destroy_process_group)
             mesh = dist.init_device_mesh("cpu", (gpus,))
         fake = stack.enter_context(FakeTensorMode())
         with unittest.mock.patch.object(torch.utils, "swap_tensors", set_data):
