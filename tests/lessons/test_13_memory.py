@@ -1,0 +1,150 @@
+"""What lesson 13 shows is so: bytes that are counted, rehearsed and calculated agree with one another.
+
+The lesson's functions on ranks need one rank only; peak() is rehearsed here for 1, 2, 3, 4 and 8 GPUs.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from tests.reading import run_cells
+
+KINDS = ["weights", "gradients", "optimizer", "activations", "in passing"]
+CELLS = "setup on-ranks stack one-step activations peak course formula block scores real allocator saves seventy-rehearsed".split()
+
+
+@pytest.fixture(scope="module")
+def left():
+    return run_cells("en/13_memory", [*CELLS, "course-plot"])
+
+
+def test_bytes(left):
+    assert left["weight_bytes"] == 4 * left["parameters"] == left["gradient_bytes"]
+    assert left["state_bytes"] == 8 * left["parameters"] + 4 * 8  # eight step counters
+
+
+def test_activations_are_five_tensors(left):
+    assert left["activations"] == {rows: 5 * rows * 256 * 4 for rows in (32, 64)}
+
+
+def test_the_fullest_moment_moves_with_the_rows(left):
+    course, ends = left["courses"][32]
+    totals = [sum(parts.values()) for parts in course]
+    assert totals.index(max(totals)) >= ends[1]
+    course, ends = left["courses"][1024]
+    totals = [sum(parts.values()) for parts in course]
+    fullest = totals.index(max(totals))
+    assert ends[0] <= fullest < ends[1] and course[fullest]["gradients"] == 0
+
+
+def test_the_formula_for_a_transformer(left):
+    for (batch, length), counted in left["counted"][True].items():
+        formula = 34 * length * batch * 64 + 5 * 4 * length**2 * batch
+        assert counted == formula + 2 * 2 * 2 * batch * length  # mean and deviation of two LayerNorms
+        assert left["counted"][False][batch, length] == 34 * length * batch * 64 + (8 + 4 * 4) * batch * length
+
+
+def test_explicit_scores_compute_the_same(left, monkeypatch):
+    monkeypatch.setitem(left, "drop", lambda x: x)
+    torch.manual_seed(0)
+    block = left["Block"](64, 4)
+    x = torch.randn(2, 16, 64)
+    without = block(x)
+    block.scores = True
+    assert torch.allclose(block(x), without, atol=1e-5)
+
+
+def test_the_rehearsal_is_right_to_the_byte(left):
+    assert left["real"] == sum(left["rehearsed"].values())
+
+
+@pytest.mark.parametrize("rows", [32, 2048])
+def test_as_pytorch_tracks_it(left, rows):
+    def model():
+        return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)])
+
+    batch = torch.randn(rows, 64)
+    with FakeTensorMode() as fake:
+        network, x = model(), fake.from_tensor(batch)
+        optimizer = torch.optim.Adam(network.parameters(), foreach=True)
+        tracker = MemTracker()
+        tracker.track_external(network, optimizer, x)
+        with tracker:
+            for _ in range(2):
+                network(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                tracker.reset_mod_stats()
+    tracked = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert sum(left["peak"](model, [batch], 1, "one").values()) == tracked
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("how", ["DataParallel", "DDP", "FSDP2"])
+def test_on_any_number_of_gpus(left, how, gpus):
+    def model():
+        return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+
+    parts = left["peak"](model, [torch.zeros(8, 64)], gpus, how)
+    assert list(parts) == KINDS and min(parts.values()) >= 0
+    assert not dist.is_initialized()
+    whole = 4 * 2 * (64 * 64 + 64)
+    shards = -(-whole // gpus) if how == "FSDP2" else whole
+    assert shards <= parts["weights"] <= 1.05 * shards  # rows that cannot be divided leave rank 0 one more
+
+
+def small_gpt(left, layers):
+    return lambda: left["GPT"](layers, 64, 4, vocabulary=100)
+
+
+def test_a_further_layer_adds_its_shards(left):
+    def rehearse(layers):
+        tokens = [torch.zeros(4, 32, dtype=torch.int64)]
+        options = {"checkpoint": True, "precision": torch.bfloat16}
+        return left["peak"](small_gpt(left, layers), tokens, 4, "FSDP2", **options)
+
+    three, five = rehearse(3), rehearse(5)
+    added = sum(parameter.numel() for parameter in left["Block"](64, 4).parameters())
+    assert five["in passing"] == pytest.approx(three["in passing"], rel=0.05)
+    assert sum(five.values()) - sum(three.values()) == pytest.approx(2 * 16 * added / 4, rel=0.2)
+
+
+def test_checkpointing_and_precision_save(left):
+    tokens = [torch.zeros(8, 128, dtype=torch.int64)]
+    plain = left["rehearsed"]
+    for options in [{"checkpoint": True}, {"precision": torch.bfloat16}]:
+        assert left["peak"](left["small"], tokens, 1, "one", **options)["activations"] < plain["activations"]
+
+
+def test_any_model(left):
+    def half_frozen():
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)).to(torch.bfloat16)
+        model[0].requires_grad_(False)
+        model[2].weight = model[0].weight
+        return model
+
+    rows = [torch.randn(6, 8, dtype=torch.bfloat16)]
+    for how, gpus in [("one", 1), ("DataParallel", 2), ("DDP", 2)]:
+        parts = left["peak"](half_frozen, rows, gpus, how)
+        assert parts["weights"] == 2 * (64 + 8 + 8 + 16 + 16) + 8  # the shared weight once; the count of batches
+    with pytest.raises(ValueError, match="how"):
+        left["peak"](half_frozen, rows, 2, "FSDP1")
+    with pytest.raises(ValueError, match="1 GPU"):
+        left["peak"](half_frozen, rows, 2, "one")
+
+
+def test_what_saves(left):
+    scores, plain, bfloat16, fewer, checkpointed, offloaded = left["saves"].values()
+    assert scores > plain > bfloat16 > fewer > checkpointed > offloaded == 0
+    assert fewer == plain / 4
+    assert checkpointed == 4 * 8 * 128 * 64 * 4  # the input of each of four blocks
+
+
+def test_70_billion(left):
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in left["GPT"](86, 8192, 64).parameters())
+    assert 69e9 < parameters < 71e9
+    assert sum(left["three"].values()) + left["others"] < 80e9
