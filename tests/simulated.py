@@ -131,6 +131,7 @@ class Launched:
         options = dict(option.partition("=")[::2] for option in command[:place] if option.startswith("--"))
         count = int(options.get("--nproc-per-node", 1))
         lives = int(options.get("--max-restarts", 0)) + 1
+        self.output = ""
         for life in range(lives):
             self.returncode = self.live(life, count, command[place:], cwd, env)
             if self.returncode == 0:
@@ -157,7 +158,7 @@ class Launched:
                 for process in waiting if failed else []:
                     process.kill()
                 waiting = [process for process in waiting if process.exitcode is None]
-            self.output = "".join(Path(f"{folder}/{rank}").read_text("utf-8") for rank in range(count))
+            self.output += "".join(Path(f"{folder}/{rank}").read_text("utf-8") for rank in range(count))
         return int(bool(failed))
 
     def communicate(self, timeout=None):
