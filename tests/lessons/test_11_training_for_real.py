@@ -1,0 +1,243 @@
+"""What lesson 11 shows is so, and its functions are right for any number of ranks.
+
+Left out: `running_means`, `gradients` and `draw` are about two ranks and print what they do; the lesson's own outputs
+are checked. With 1 rank nothing is clipped too early. What NCCL and SyncBatchNorm do on GPUs is not run.
+"""
+
+import ast
+import functools
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.appended import printed
+from tests.conftest import BOOK
+from tests.reading import run_cells
+
+NAME = "11_training_for_real"
+RANKS = [1, 2, 3, 4, 8]
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """The lesson's functions, without what its cells do with them."""
+    variables = run_cells(f"en/{NAME}", ["setup", "on-ranks", "data", "checkpoint"])
+    for cell in BOOK.page(f"en/{NAME}").code:
+        if cell.id in ("learning-rate", "stream", "three-ways", "clipping", "my-batches", "recipe", "killed"):
+            tree = ast.parse(cell.source)
+            tree.body = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+            exec(compile(tree, cell.id, "exec"), variables)
+    return variables
+
+
+def output(run, cell, edition="en"):
+    return printed(run, f"{edition}/{NAME}", cell)
+
+
+def test_four_ranks_need_four_times_the_rate(run):
+    lines = output(run, "learning-rate").splitlines()
+    assert [line.rpartition(" ")[2] for line in lines] == ["0.2", "0.5", "0.2"]
+
+
+def test_each_worker_of_each_rank_reads_the_stream(run):
+    text = output(run, "stream")
+    assert text.count(": 2 worker processes") == 4
+    rows = [re.findall(r"\d+", line.partition("rows ")[2]) for line in text.splitlines() if "rows" in line]
+    assert rows == [[str(row) for row in range(8) for _ in range(2)]] * 2 + [list("0145"), list("2367")]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_divided_stream_reads_each_row_once(lesson, ranks, workers):
+    rows = []
+    for rank in range(ranks):
+        for number in range(max(1, workers)):
+            worker = SimpleNamespace(num_workers=workers, id=number) if workers else None
+            lesson["DividedStream"].__iter__.__globals__["get_worker_info"] = lambda worker=worker: worker
+            rows += lesson["DividedStream"](rank, ranks)
+    assert sorted(rows) == list(range(8))
+
+
+def test_only_counts_are_the_same_for_any_number_of_ranks(run):
+    text = output(run, "three-ways")
+    assert text.count("counts added up: 47 of 50 = 94.00%") == 3
+    assert re.findall(r"padded by DistributedSampler: (.*) =", text) == ["47 of 50", "48 of 51", "49 of 52"]
+    assert len(set(re.findall(r"accuracies: (.*)", text))) == 3
+
+
+@pytest.mark.parametrize("rows", [50, 5])
+def test_evaluation_is_that_of_one_process(lesson, rows):
+    """With 5 rows some of 8 ranks have none."""
+
+    def counts():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(lesson["network"]())
+        model.module[1].running_mean += torch.distributed.get_rank()  # as after training; rank 0's counts
+        return lesson["evaluate"](model)
+
+    whole = lesson["test_rows"]
+    lesson["test_rows"] = torch.utils.data.TensorDataset(*whole[:rows])
+    try:
+        results = [result for ranks in RANKS for result in lesson["on_ranks"](ranks, counts)]
+    finally:
+        lesson["test_rows"] = whole
+    assert results == [results[0]] * sum(RANKS)
+    assert results[0][1] == rows
+
+
+def test_logged_loss_is_not_that_of_rank_0(run):
+    numbers = re.findall(r"its rows (\S+), of all rows (\S+)", output(run, "logged-loss"))
+    assert len({everyone for _, everyone in numbers}) == 1
+    assert all(mine != everyone for mine, everyone in numbers)
+
+
+def test_same_seed_same_mask(run):
+    masks = re.findall(r"keeps (.*)", output(run, "seeds"))
+    assert masks[0] == masks[1] and masks[2] != masks[3]
+    weights = re.findall(r"weight (\S+), in DDP (.*);", output(run, "seeds"))
+    assert weights[0][0] != weights[1][0] and len({after for _, after in weights}) == 1
+
+
+def test_only_activations_are_bfloat16(run):
+    text = output(run, "precision")
+    assert text.count("bfloat16") == 1 and text.startswith("output of the last layer: torch.bfloat16")
+    assert text.count("float32") == 3
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_clipping_after_the_averaging(lesson, ranks):
+    wanted_norms, wanted = lesson["on_ranks"](1, lesson["clipped_gradient"], False)[0]
+    for norms, gradient in lesson["on_ranks"](ranks, lesson["clipped_gradient"], False):
+        torch.testing.assert_close(gradient, wanted)
+        assert norms == pytest.approx(wanted_norms)
+    if ranks > 1:
+        early = lesson["on_ranks"](ranks, lesson["clipped_gradient"], True)
+        assert not torch.allclose(early[0][1], wanted, atol=1e-4)
+        assert len({round(norms[0], 3) for norms, _ in early}) > 1
+
+
+def test_join_divides_by_all_or_by_those_who_work(run):
+    assert re.findall(r"gradients (.*)", output(run, "join")) == [
+        "[1.0, 1.0, 0.5]",
+        "[1.0, 1.0]",
+        "[1.0, 1.0, 1.0]",
+        "[1.0, 1.0]",
+    ]
+    said = " ".join(DistributedDataParallel.join.__doc__.split())
+    assert "has additional distributed collective operations, such as ``SyncBatchNorm``" in said
+
+
+def test_running_values_are_rank_0s(run):
+    assert re.findall(r"steps (.*)", output(run, "batchnorm")) == ["[0.0, 0.0, 0.0]", "[1.0, 1.0, 1.0]"]
+
+
+def test_sync_batchnorm(run):
+    text = output(run, "sync-batchnorm")
+    assert "same as BatchNorm: True" in text and "expected input tensor to be on GPU" in text
+
+
+def test_options_for_unused_parameters(run):
+    verdicts = [line.rpartition(": ")[2] for line in output(run, "unused").splitlines() if line.startswith(" ")]
+    assert [verdict == "4 steps done" for verdict in verdicts] == [False, True, True, False, True, False]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_batches_are_the_same_rows_for_any_number_of_ranks(lesson, ranks):
+    def together(ranks):
+        parts = lesson["on_ranks"](ranks, lesson["my_batches"], 400, 64, 0)
+        for step in zip(*parts):
+            assert max(map(len, step)) - min(map(len, step)) <= 1
+        return [sorted(row for part in step for row in part) for step in zip(*parts)]
+
+    assert together(ranks) == together(1)
+    assert [len(step) for step in together(ranks)] == [64] * 6
+
+
+def test_recipe_is_one_process_on_any_number_of_ranks(lesson, tmp_path):
+    """To rounding, for a model without dropout and BatchNorm, in float32."""
+    source = next(cell.source for cell in BOOK.page(f"en/{NAME}").code if cell.id == "recipe")
+    source = source.partition("\nworkshop =")[0]
+    assert source.count("dtype=torch.bfloat16") == 1
+    exact = {**lesson, "network": lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))}
+    exec(source.replace("dtype=torch.bfloat16", "dtype=torch.bfloat16, enabled=False"), exact)
+    wanted = lesson["on_ranks"](1, exact["train"], tmp_path / "1.pt", 2)[0]
+    for ranks in RANKS[1:]:
+        for weights in lesson["on_ranks"](ranks, exact["train"], tmp_path / f"{ranks}.pt", 2):
+            torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-5)
+    # Killed on 4 ranks, and resumed on 2
+    killed(lesson, 4, tmp_path / "killed.pt", exact["train"])
+    resumed = lesson["on_ranks"](2, exact["train"], tmp_path / "killed.pt", 2)[0]
+    torch.testing.assert_close(resumed, wanted, rtol=0, atol=1e-5)
+
+
+def killed(lesson, ranks, checkpoint, train):
+    """One life of two epochs, until the last rank is killed."""
+    original, lesson["train"] = lesson["train"], functools.partial(train, epochs=2)
+    try:
+        with pytest.raises(RuntimeError, match=f"^rank {ranks - 1} of {ranks}: ended with exit code -9"):
+            lesson["on_ranks"](ranks, lesson["train_until_killed"], checkpoint)
+    finally:
+        lesson["train"] = original
+    assert torch.load(checkpoint, weights_only=True)["steps_done"] == 8
+    assert [path.name for path in checkpoint.parent.glob("*.part")] == []
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_resumed_run_ends_like_an_undisturbed_one(lesson, tmp_path, ranks):
+    undisturbed = lesson["on_ranks"](ranks, lesson["train"], tmp_path / "undisturbed.pt", 2)
+    killed(lesson, ranks, tmp_path / "killed.pt", lesson["train"])
+    resumed = lesson["on_ranks"](ranks, lesson["train"], tmp_path / "killed.pt", 2)
+    for weights in [*undisturbed, *resumed]:
+        if ranks <= 2:
+            assert torch.equal(weights, undisturbed[0])
+        else:
+            torch.testing.assert_close(weights, undisturbed[0], rtol=0, atol=1e-5)
+
+
+def test_the_last_digit_differs_because_of_the_buckets(lesson, tmp_path):
+    """With an option that keeps DDP from arranging them anew, three ranks resume bit for bit, too."""
+    keep = functools.partial(DistributedDataParallel, find_unused_parameters=True)
+    original, lesson["DistributedDataParallel"] = lesson["DistributedDataParallel"], keep
+    try:
+        undisturbed = lesson["on_ranks"](3, lesson["train"], tmp_path / "undisturbed.pt", 2)[0]
+        killed(lesson, 3, tmp_path / "killed.pt", lesson["train"])
+        resumed = lesson["on_ranks"](3, lesson["train"], tmp_path / "killed.pt", 2)[0]
+    finally:
+        lesson["DistributedDataParallel"] = original
+    assert torch.equal(resumed, undisturbed)
+
+
+def test_what_the_lesson_says_of_its_restarts(run):
+    text = output(run, "killed")
+    assert "rank 1 of 2: ended with exit code -9" in text and "steps in the checkpoint: 8" in text
+    assert text.endswith("bit for bit: True\n")
+    whole, second_life = output(run, "recipe").splitlines(), text.partition("second life:\n")[2].splitlines()
+    assert second_life[:2] == whole[1:]
+    assert output(run, "other-ranks").endswith("within 1e-5: False\n")
+
+
+def test_the_script_runs_under_torchrun(run, tmp_path):
+    """And prints what the recipe prints on two ranks."""
+    for edition in ("en", "zh"):
+        compile(output(run, "script", edition), edition, "exec")
+    (tmp_path / "train.py").write_text(output(run, "script"), "utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--nproc-per-node=2", "train.py", "--cpu"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == output(run, "recipe")
+    assert (tmp_path / "checkpoint.pt").exists()
