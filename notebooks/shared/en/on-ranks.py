@@ -79,7 +79,10 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
 def first_failure(processes, folder, deadline):
     running = list(processes)
     while running:
-        multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
+        ended = multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
+        for process in running:
+            if process.sentinel in ended:
+                process.join()  # until its exit code is known
         for rank, process in enumerate(processes):
             if process.exitcode and not (folder / f"failure-{rank}").exists():
                 words = (folder / f"errors-{rank}").read_text()[-2000:]
