@@ -15,10 +15,6 @@ KEPT = {
         no_sync_agree all_reduces no_sync_difference plain_difference
         restart_count resumed_step first_life second_life resumed_weights killed_equals_unkilled
         hello addresses folder.exists()""".split(),
-    "14_sharding": """parameters weight_bytes gradient_bytes state_bytes activations checkpointed_bytes
-        accumulated_bytes bf16_bytes list(memory(4).values()) same_output same_gradient same_accumulated
-        size(halves.first.parameters()) size(halves.second.parameters()) bubbles_checked idle_cells
-        schedule(4,5) reports difference loaded_equal loaded_state folder.exists()""".split(),
 }
 PREFIX = "test-"  # of their ids
 
