@@ -14,6 +14,11 @@ KEPT = {
         accumulated_bytes bf16_bytes list(memory(4).values()) same_output same_gradient same_accumulated
         size(halves.first.parameters()) size(halves.second.parameters()) bubbles_checked idle_cells
         schedule(4,5) reports difference loaded_equal loaded_state folder.exists()""".split(),
+    "10_distributed": """two two_agree two_difference three three_agree three_difference rows_of_rank chunk_rows
+        forgotten_orders epoch_orders even_difference uneven_difference weighted_difference
+        no_sync_agree all_reduces no_sync_difference plain_difference
+        restart_count resumed_step first_life second_life resumed_weights killed_equals_unkilled
+        hello addresses folder.exists()""".split(),
 }
 PREFIX = "test-"  # of their ids
 
