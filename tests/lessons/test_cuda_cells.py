@@ -150,6 +150,7 @@ FACTS = {
     ("14_sharding", "fsdp-rows"): lambda n: ["0.weight: rows [0, 1, 2]", "2.weight: rows []"],
     ("14_sharding", "fsdp-same"): lambda n: ["below 0.000001: True"],
     ("14_sharding", "fsdp-inside"): lambda n: ["outside forward: DTensor", "inside forward: Parameter"],
+    ("15_splitting_layers", "halves"): lambda n: ["same gradient from two halves: True"],
     ("16_choose", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
     ("16_choose", "before-script"): lambda n: [],
     ("16_choose", "after-script"): lambda n: [],

@@ -1,0 +1,189 @@
+"""Lesson 15: every recipe on 1, 2, 3, 4 and 8 ranks, compared with one process, and what its prose says.
+
+What cannot run: heads or widths that the ranks do not divide (8 heads, 20 columns on 3 ranks); 1F1B with fewer micro-batches than stages; interleaved 1F1B where the micro-batches
+are no multiple of its rounds (m // ranks); a mesh whose tensor degree does not divide the ranks.
+"""
+
+import warnings
+from fractions import Fraction
+
+import pytest
+import torch
+
+from tests.reading import run_cells
+
+CELLS = [
+    *("setup", "on-ranks", "two-matmuls", "run-cut", "mlp-run", "block", "sequence-plan", "halves", "run-pipeline", "timetable"),
+    *("bubble-functions", "two-dimensions", "sent", "exercise-1", "exercise-1-check", "exercise-3", "exercise-3-check"),
+]
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    return run_cells("en/15_splitting_layers", CELLS)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4, 8])
+def everything(request, lesson):
+    """All recipes on so many ranks, in one launch: the number, and recipe -> the ranks' results."""
+    names = "two_matmuls run_mlp run_block plan sequence_plan run_pipeline schedules"
+    matmuls, mlp, block, plan, sequence_plan, pipeline, schedules = map(lesson.get, names.split())
+    ranks = request.param
+
+    def run():
+        return {
+            "matmuls": matmuls(),
+            "mlp": mlp(),
+            "block": block(plan),
+            "sequence": block(sequence_plan, True),
+            "mesh": [lesson["run_mesh"](tensor) for tensor in (1, 2, 4) if ranks % tensor == 0],
+            **{name: pipeline(kind, 8, parts) for name, kind, parts in schedules},
+            "one piece": pipeline(schedules[0][1], 1),
+        }
+
+    results = lesson["on_ranks"](ranks, run)
+    return ranks, {name: [result[name] for result in results] for name in results[0]}
+
+
+def test_cut_layers_equal_whole_ones(lesson, everything):
+    ranks, found = everything
+    assert all(torch.allclose(total, lesson["whole"], atol=1e-5) for total in found["matmuls"])
+    assert found["mlp"] == found["block"] == found["sequence"] == [True] * ranks
+
+
+def test_meshes_equal_one_process(everything):
+    ranks, found = everything
+    for rank, meshes in enumerate(found["mesh"]):
+        for tensor, data, shape, same in meshes:
+            assert same and set(tensor) & set(data) == {rank} and len(tensor) * len(data) == ranks
+            assert shape == (32 // ranks + (ranks == 3 and rank < 2), 8)  # on 3: 11, 11 and 10 rows
+            assert tensor == list(range(tensor[0], tensor[0] + len(tensor)))  # neighbours: one machine
+
+
+def test_pipelines_equal_one_process_and_the_formula(lesson, everything):
+    ranks, found = everything
+    [expected] = lesson["on_ranks"](1, lesson["whole_model"], 2 * ranks)
+    for name, micro_batches, parts in [*((n, 8, v) for n, _, v in lesson["schedules"]), ("one piece", 1, 1)]:
+        orders = [order for order, _ in found[name]]
+        by_stage = sorted((entry for _, entries in found[name] for entry in entries), key=lambda entry: entry[0])
+        assert lesson["close"]([gradient for _, part in by_stage for gradient in part], expected)
+        for order in orders:
+            assert len(order) == len(set(order)) == 2 * micro_batches * parts
+        formula = Fraction(ranks - 1, parts * micro_batches + ranks - 1)
+        assert [lesson["bubble"](orders, {"F": 1, "B": length}) for length in (1, 2)] == [formula] * 2
+        held = [lesson["most_held"](order) for order in orders]
+        if name == "GPipe":
+            assert held == [8] * ranks
+        if name == "1F1B":
+            assert held == [ranks - stage for stage in range(ranks)]
+        if name == "interleaved 1F1B" and ranks == 4:
+            assert held == [11, 9, 7, 5]  # halves: more than 1F1B, less than GPipe
+
+
+def test_two_halves(lesson):
+    assert lesson["close"](lesson["found"], lesson["on_ranks"](1, lesson["whole_model"], 8)[0])
+
+
+def test_what_the_ranks_send(lesson, capsys):
+    def run():
+        lesson["run_block"](lesson["plan"])
+        lesson["run_block"](lesson["sequence_plan"], True)
+        lesson["check_plan"]({name: lesson[kind]() for name, kind in GATED.items()})
+
+    lesson["on_ranks"](2, run)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("forward")]
+    both = "all_gather_into_tensor 2 and reduce_scatter_tensor 2"
+    assert lines == [
+        "forward: all_reduce 2; backward: all_reduce 2",
+        f"forward: {both}; backward: {both}",
+        "forward: all_reduce 1; backward: all_reduce 2",  # solution 1
+    ]
+
+
+GATED = {"gate": "ColwiseParallel", "up": "ColwiseParallel", "down": "RowwiseParallel"}
+
+
+def test_where_cutting_a_layer_breaks(lesson):
+    def run():
+        mesh = lesson["init_device_mesh"]("cpu", (lesson["dist"].get_world_size(),))
+        block = lesson["Block"](96, 8)
+        early = {id(parameter) for parameter in block.parameters()}
+        lesson["parallelize_module"](block, mesh, lesson["plan"])
+        tokens = torch.randn(1, 6, 96)
+        with pytest.raises(RuntimeError, match="don't multiply up"):
+            block(tokens)  # 8 heads on 3 ranks
+        assert id(block.qkv.weight) not in early
+        mlp = lesson["MLP"](5)
+        plan = {"up": lesson["ColwiseParallel"](), "down": lesson["RowwiseParallel"]()}
+        with pytest.raises(RuntimeError, match="same reduction dim"):
+            lesson["parallelize_module"](mlp, mesh, plan)(torch.randn(3, 5))
+
+        with torch.device("meta"):
+            block = lesson["Block"](96, 24)
+        lesson["parallelize_module"](block, mesh, lesson["plan"])
+        block.to_empty(device="cpu")
+        for parameter in block.parameters():
+            torch.nn.init.constant_(parameter, 0.01)
+        block(tokens).sum().backward()
+        with pytest.raises(RuntimeError, match="got mixed torch.Tensor and DTensor"):
+            torch.nn.utils.clip_grad_norm_(block.parameters(), 1.0)
+
+        block = lesson["Block"](96, 24)
+        lesson["parallelize_module"](block, mesh, lesson["sequence_plan"])
+        assert all(isinstance(parameter, lesson["DTensor"]) for parameter in block.parameters())
+        block(tokens.tensor_split(3, dim=1)[lesson["dist"].get_rank()]).sum().backward()
+        torch.nn.utils.clip_grad_norm_(block.parameters(), 1.0)
+        with pytest.warns(UserWarning, match="could not be resolved"):
+            lesson["parallelize_module"](lesson["Block"](), mesh, {"nothing": lesson["ColwiseParallel"]()})
+
+    lesson["on_ranks"](3, run)
+
+
+def test_other_rows_in_a_tensor_group_give_no_error_and_wrong_numbers(lesson):
+    def run():
+        torch.manual_seed(0)
+        model, rows = lesson["MLP"](8), torch.randn(4, 8)
+        plan = {"up": lesson["ColwiseParallel"](), "down": lesson["RowwiseParallel"]()}
+        lesson["parallelize_module"](model, lesson["init_device_mesh"]("cpu", (2,)), plan)
+        mine = rows.tensor_split(2)[lesson["dist"].get_rank()]
+        return model(mine)
+
+    torch.manual_seed(0)
+    model, rows = lesson["MLP"](8), torch.randn(4, 8)
+    for output, mine in zip(lesson["on_ranks"](2, run), rows.tensor_split(2)):
+        assert not torch.allclose(output, model(mine), atol=1e-3)
+
+
+def test_where_a_pipeline_breaks(lesson):
+    with pytest.raises(RuntimeError, match="must be greater than or equal to the number of stages"):
+        lesson["on_ranks"](4, lesson["run_pipeline"], lesson["Schedule1F1B"], 2)
+    with pytest.raises(RuntimeError, match="multiple of the number of rounds"):
+        lesson["on_ranks"](3, lesson["run_pipeline"], lesson["ScheduleInterleaved1F1B"], 16, 2)
+    with pytest.raises(RuntimeError, match=r"target size \(torch.Size\(\[5, 8\]\)\) that is different"):
+        lesson["on_ranks"](2, lesson["run_pipeline"], lesson["ScheduleGPipe"], 3)  # 6, 5 and 5 rows
+
+
+def test_timetable_says_when_ranks_wait_for_each_other(lesson):
+    assert "for ever" in lesson["check_order"]("B0 F0 F1 B1 F2 B2")
+    assert "10 units" in lesson["check_order"]("F0 B0 F1 B1 F2 B2") or "✗" in lesson["check_order"]("F0 B0 F1 B1 F2 B2")
+    assert "✗" in lesson["check_order"]("F0 F1 F2 B0 B1 B2")
+    assert "✗" in lesson["check_order"]("F0 F0 B0 F2 B1 B2")
+    assert "right" in lesson["check_order"]("F0 F1 B0 F2 B1 B2")
+
+
+@pytest.mark.parametrize("n, width, layers", [(8, 4096, 32), (4, 1024, 24), (64, 8192, 80)])
+def test_where_the_lines_cross(lesson, n, width, layers):
+    """Tensor parallelism and FSDP2 send as much where all GPUs together have 4.5 · width tokens."""
+    sent = lesson["sent"](4.5 * width / n, n, width, layers)
+    assert sent["tensor"] == pytest.approx(sent["FSDP2"])
+    sent = lesson["sent"](12 * (n - 1) / n**2 * width * layers, n, width, layers)
+    assert sent["pipeline"] == pytest.approx(sent["DDP"])
+
+
+def test_names_that_the_prose_mentions():
+    from torch.distributed.pipelining import ScheduleDualPipeV, ScheduleZBVZeroBubble  # noqa: F401
+    from torch.distributed.tensor.parallel import loss_parallel  # noqa: F401
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.tensor.experimental import context_parallel  # noqa: F401
