@@ -1,0 +1,180 @@
+import contextlib
+import functools
+import math
+import unittest.mock
+import weakref
+
+import torch
+import torch.distributed as dist
+import torch.distributed._tools.fake_collectives  # 让假张量能通过 FSDP2 的集合通信
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint as recomputed
+
+
+def peak(model, batch, gpus, how, checkpoint=False, precision=None):
+    """用假张量（fake tensor）预演用 Adam 的训练，返回显存占用最多的 GPU 在占用最多的那一刻，各类内容各占多少字节。
+
+    model：没有参数的函数，返回模型。模型的输出如果是一个数，它就是损失；否则以输出的平方的均值代替损失。
+    batch：调用模型时传入的张量，一行一个样本，包含整个批次；也可以是返回这些张量的函数
+    how："one"、"DataParallel"、"DDP" 或 "FSDP2"
+    checkpoint：是否对每个块（ModuleList 或 Sequential 的元素）做激活检查点
+    precision：计算用的 dtype，如果与权重的不同，例如 torch.bfloat16
+    """
+    if how not in ("one", "DataParallel", "DDP", "FSDP2"):
+        raise ValueError(f'how 应为 "one"、"DataParallel"、"DDP" 或 "FSDP2"，不能是 {how!r}')
+    if how == "one" and gpus != 1:
+        raise ValueError(f'how="one" 只用于 1 个 GPU，不能是 {gpus} 个')
+    with contextlib.ExitStack() as stack:
+        if how == "FSDP2":
+            dist.init_process_group("fake", rank=0, world_size=gpus)  # 没有别的进程，什么也不发送
+            stack.callback(dist.destroy_process_group)
+            mesh = dist.init_device_mesh("cpu", (gpus,))
+        fake = stack.enter_context(FakeTensorMode())
+        module = model()
+        rows = [fake.from_tensor(tensor) for tensor in (batch() if callable(batch) else batch)]
+        rows = [tensor[: math.ceil(len(tensor) / gpus)].clone() for tensor in rows]  # 最大的一份
+        if checkpoint:
+            for block in blocks(module):
+                options = {"use_reentrant": False, "preserve_rng_state": False}
+                block.forward = functools.partial(recomputed, block.forward, **options)
+        if how == "FSDP2":
+            policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision and torch.float32)
+            for part in [*blocks(module), module]:
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+        buckets = [torch.empty_like(weight) for weight in module.parameters()] if how == "DDP" else []
+        network = OnGpu0(module, gpus) if how == "DataParallel" else module
+        optimizer = torch.optim.Adam(module.parameters(), foreach=True)  # 在 GPU 上，Adam 默认 foreach=True
+        for _ in range(2):  # 第一步创建优化器状态，只统计第二步
+            with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
+                with torch.autocast("cpu", precision, enabled=precision is not None and how != "FSDP2"):
+                    output = network(*rows)
+                loss = output if output.dim() == 0 else output.square().mean()
+                del output
+                loss.backward()
+                del loss
+                optimizer.step()
+                optimizer.zero_grad()
+    return rehearsal.fullest
+
+
+def blocks(module):
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return list(module)
+    return [block for child in module.children() for block in blocks(child)]
+
+
+def storages(tensors):
+    shards = [tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return {storage._cdata: storage for storage in [shard.untyped_storage() for shard in shards]}.values()
+
+
+class Rehearsal(TorchDispatchMode):
+    """跟踪每块存储：从创建它的算子开始，到它被释放为止。"""
+
+    def __init__(self, module, optimizer, others):
+        super().__init__()
+        self.parameters = list(module.parameters())
+        self.known = {}  # 存储 -> 类别、字节数、在它被释放时通知我们的弱引用
+        self.bytes = dict.fromkeys(["weights", "optimizer", "activations", "in passing", "gathered"], 0)
+        self.fullest = {}
+        for kind, tensors in [
+            ("weights", [*module.parameters(), *module.buffers()]),
+            ("optimizer", [tensor for state in optimizer.state.values() for tensor in state.values()]),
+            ("in passing", others),
+        ]:
+            for storage in storages(tensors):
+                self.follow(storage, kind)
+
+    def follow(self, storage, kind=None):
+        key = storage._cdata
+        old, size, end = self.known.get(key) or ("in passing", 0, weakref.ref(storage, lambda _: self.forget(key)))
+        if kind is None or old in ("weights", "optimizer", "gathered"):
+            kind = old
+        self.bytes[old] -= size
+        self.bytes[kind] += storage.nbytes()
+        self.known[key] = (kind, storage.nbytes(), end)
+
+    def forget(self, key):
+        kind, size, _ = self.known.pop(key)
+        self.bytes[kind] -= size
+
+    def parts(self):
+        gradients = storages(weight.grad for weight in self.parameters if weight.grad is not None)
+        parts = {
+            "weights": self.bytes["weights"],
+            "gradients": sum(storage.nbytes() for storage in gradients),
+            "optimizer": self.bytes["optimizer"],
+            "activations": self.bytes["activations"],
+        }
+        parts["in passing"] = sum(self.bytes.values()) - sum(parts.values())
+        return parts
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # 之后会带着分片再进来一次
+        result = operation(*arguments, **keywords or {})
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.follow(tensor.untyped_storage())
+        if sum(self.bytes.values()) > sum(self.fullest.values()):
+            self.fullest = self.parts()
+        return result
+
+    def __enter__(self):
+        def save(tensor):
+            if not isinstance(tensor, DTensor):
+                self.follow(tensor.untyped_storage(), "activations")
+            return tensor
+
+        def resize(storage, size):  # FSDP2 这样收集和释放一个块的权重
+            plain_resize(storage, size)
+            self.follow(storage, "gathered")
+
+        plain_resize = torch.UntypedStorage.resize_
+        self.stack = contextlib.ExitStack()
+        self.stack.enter_context(torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor))
+        self.stack.enter_context(unittest.mock.patch.object(torch.UntypedStorage, "resize_", resize))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self.stack.close()
+        return super().__exit__(*error)
+
+
+class OnGpu0(nn.Module):
+    """GPU 0 上的 DataParallel：副本 0 的梯度全部算完才相加；所有输出都收集到这里。"""
+
+    def __init__(self, module, gpus):
+        super().__init__()
+        self.module, self.gpus = module, gpus
+
+    def forward(self, *rows):
+        names, weights = zip(*self.module.named_parameters())
+        replica = dict(zip(names, Replicate.apply(*weights)))
+        return Gather.apply(torch.func.functional_call(self.module, replica, rows), self.gpus)
+
+
+class Replicate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *weights):
+        return tuple(weight.view_as(weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return tuple(gradient.clone() for gradient in gradients)  # 代替各副本梯度之和
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, output, gpus):
+        ctx.shape, ctx.gpus = output.shape, gpus
+        return output.new_empty(gpus * output.shape[0], *output.shape[1:]) if output.dim() else output.new_empty(gpus)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient[: len(gradient) // ctx.gpus].view(ctx.shape), None
