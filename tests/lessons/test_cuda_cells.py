@@ -126,8 +126,16 @@ FACTS = {
         "all-reduces: 1 for one batch, 3 for 3 micro-batches, 1 with no_sync",
         (2, "within 1e-5: True"),
     ],
-    ("10_distributed", "buckets"): lambda n: ["bucket 0: 32 MiB", "bucket 0: 1 MiB", "bucket 1: 25 MiB", "bucket 2: 6 MiB"],
-    ("10_distributed", "resume-script"): lambda n: ["life 0: rank 0 is killed at step 8\n", "life 1: begins at step 6\n"],
+    ("10_distributed", "buckets"): lambda n: [
+        "bucket 0: 32 MiB",
+        "bucket 0: 1 MiB",
+        "bucket 1: 25 MiB",
+        "bucket 2: 6 MiB",
+    ],
+    ("10_distributed", "resume-script"): lambda n: [
+        "life 0: rank 0 is killed at step 8\n",
+        "life 1: begins at step 6\n",
+    ],
     ("10_distributed", "resume-compare"): lambda n: ["the training that nobody killed: True"],
     ("10_distributed", "unused-parameters"): lambda n: ["Expected to have finished reduction", "2 steps done"],
     ("14_sharding", "setup"): lambda n: ["device: cuda", f"CUDA GPUs on this machine: {n}"],
@@ -191,5 +199,7 @@ def test_no_cell_that_asks_for_cuda_is_missing():
     """A new one needs a line in FACTS."""
     words = re.compile(r"torch\.(cuda|accelerator)|[\"'](cuda|nccl)|\bon_devices\(")
     asking = {(x.name, cell.id) for x in BOOK.source.lessons for cell in x.code if words.search(cell.source)}
-    only_setting_up = {(x.name, id) for x in BOOK.source.lessons for id in ("setup", "virtual-devices", "on-ranks", "run-function")}
+    only_setting_up = {
+        (x.name, id) for x in BOOK.source.lessons for id in ("setup", "virtual-devices", "on-ranks", "run-function")
+    }
     assert asking - set(FACTS) - only_setting_up - LEFT_OUT == set()
