@@ -204,6 +204,9 @@ def main(result, *names):
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         printed = run_lessons(names)
+        for variables in kept:
+            if "workshop" in variables:  # the cell that tidies it up may be left out
+                variables["workshop"].cleanup()
         os.chdir("/")
     result.write_text(json.dumps(printed, indent=1), encoding="utf-8")
     os._exit(0)  # see the end of work()

@@ -238,7 +238,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([float(rank) + 1])
 dist.all_reduce(total)
-print(f"rank {rank}: sum {total.item():.0f}")
+sys.stdout.write(f"rank {rank}: sum {total.item():.0f}" + os.linesep)
 dist.destroy_process_group()
 """
     cell = cell.replace('""", encoding', more + '""", encoding').replace("workshop.cleanup()", "")

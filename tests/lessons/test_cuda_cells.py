@@ -131,6 +131,16 @@ FACTS = {
     ("13_memory", "measured"): lambda n: ["not measured"],  # simulated GPUs have no NCCL, so ranks stay on the CPU
     ("10_distributed", "buckets"): lambda n: ["bucket 0: 32 MiB", "bucket 0: 1 MiB", "bucket 1: 25 MiB", "bucket 2: 6 MiB"],
     ("10_distributed", "resume-script"): lambda n: ["life 0: rank 0 is killed at step 8\n", "life 1: begins at step 6\n"],
+    ("10_distributed", "buckets"): lambda n: [
+        "bucket 0: 32 MiB",
+        "bucket 0: 1 MiB",
+        "bucket 1: 25 MiB",
+        "bucket 2: 6 MiB",
+    ],
+    ("10_distributed", "resume-script"): lambda n: [
+        "life 0: rank 0 is killed at step 8\n",
+        "life 1: begins at step 6\n",
+    ],
     ("10_distributed", "resume-compare"): lambda n: ["the training that nobody killed: True"],
     ("10_distributed", "unused-parameters"): lambda n: ["Expected to have finished reduction", "2 steps done"],
     ("11_training_for_real", "checkpoint"): lambda n: [],
