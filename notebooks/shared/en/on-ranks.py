@@ -70,6 +70,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         (folder / f"failure-{rank}").write_text(text)
         with contextlib.suppress(FileExistsError):
             os.link(folder / f"failure-{rank}", folder / "first")  # failures of other ranks may follow from it
+        time.sleep(0.2)  # a rank that was killed is seen first: this one may have failed because of it
         os._exit(1)
     while not all((folder / f"result-{other}").exists() for other in range(ranks)):
         time.sleep(0.01)  # a rank that leaves early would cut off the others
@@ -79,7 +80,10 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
 def first_failure(processes, folder, deadline):
     running = list(processes)
     while running:
-        multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
+        ended = multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
+        for process in running:
+            if process.sentinel in ended:
+                process.join()  # until its exit code is known
         for rank, process in enumerate(processes):
             if process.exitcode and not (folder / f"failure-{rank}").exists():
                 words = (folder / f"errors-{rank}").read_text()[-2000:]

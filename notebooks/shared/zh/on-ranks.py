@@ -70,6 +70,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         (folder / f"failure-{rank}").write_text(text)
         with contextlib.suppress(FileExistsError):
             os.link(folder / f"failure-{rank}", folder / "first")  # 其他 rank 出错，可能只是受它牵连
+        time.sleep(0.2)  # 如果有 rank 被杀掉，让它先被发现：这个 rank 可能只是受了牵连
         os._exit(1)
     while not all((folder / f"result-{other}").exists() for other in range(ranks)):
         time.sleep(0.01)  # 提前退出的 rank 会让其他 rank 的连接断开
@@ -79,7 +80,10 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
 def first_failure(processes, folder, deadline):
     running = list(processes)
     while running:
-        multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
+        ended = multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
+        for process in running:
+            if process.sentinel in ended:
+                process.join()  # 等到退出码确定
         for rank, process in enumerate(processes):
             if process.exitcode and not (folder / f"failure-{rank}").exists():
                 words = (folder / f"errors-{rank}").read_text()[-2000:]
