@@ -1,7 +1,7 @@
 """What lesson 11 shows is so, and its functions are right for any number of ranks.
 
 Left out: `running_means`, `gradients` and `draw` are about two ranks and print what they do; the lesson's own outputs
-are checked. With 1 rank nothing is clipped too early. What NCCL and SyncBatchNorm do on GPUs is not run.
+are checked. What NCCL and SyncBatchNorm do on GPUs is not run.
 """
 
 import ast
@@ -111,16 +111,15 @@ def test_only_activations_are_bfloat16(run):
     assert text.count("float32") == 3
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS[1:])
 def test_clipping_after_the_averaging(lesson, ranks):
     wanted_norms, wanted = lesson["on_ranks"](1, lesson["clipped_gradient"], False)[0]
     for norms, gradient in lesson["on_ranks"](ranks, lesson["clipped_gradient"], False):
         torch.testing.assert_close(gradient, wanted)
         assert norms == pytest.approx(wanted_norms)
-    if ranks > 1:
-        early = lesson["on_ranks"](ranks, lesson["clipped_gradient"], True)
-        assert not torch.allclose(early[0][1], wanted, atol=1e-4)
-        assert len({round(norms[0], 3) for norms, _ in early}) > 1
+    early = lesson["on_ranks"](ranks, lesson["clipped_gradient"], True)
+    assert not torch.allclose(early[0][1], wanted, atol=1e-4)
+    assert len({round(norms[0], 3) for norms, _ in early}) > 1
 
 
 def test_join_divides_by_all_or_by_those_who_work(run):
@@ -156,8 +155,8 @@ def test_batches_are_the_same_rows_for_any_number_of_ranks(lesson, ranks):
             assert max(map(len, step)) - min(map(len, step)) <= 1
         return [sorted(row for part in step for row in part) for step in zip(*parts)]
 
-    assert together(ranks) == together(1)
-    assert [len(step) for step in together(ranks)] == [64] * 6
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    assert together(ranks) == [sorted(step.tolist()) for step in order[: 6 * 64].split(64)]
 
 
 def test_recipe_is_one_process_on_any_number_of_ranks(lesson, tmp_path):

@@ -70,6 +70,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         (folder / f"failure-{rank}").write_text(text)
         with contextlib.suppress(FileExistsError):
             os.link(folder / f"failure-{rank}", folder / "first")  # failures of other ranks may follow from it
+        time.sleep(0.2)  # a rank that was killed is seen first: this one may have failed because of it
         os._exit(1)
     while not all((folder / f"result-{other}").exists() for other in range(ranks)):
         time.sleep(0.01)  # a rank that leaves early would cut off the others

@@ -70,6 +70,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         (folder / f"failure-{rank}").write_text(text)
         with contextlib.suppress(FileExistsError):
             os.link(folder / f"failure-{rank}", folder / "first")  # 其他 rank 出错，可能只是受它牵连
+        time.sleep(0.2)  # 如果有 rank 被杀掉，让它先被发现：这个 rank 可能只是受了牵连
         os._exit(1)
     while not all((folder / f"result-{other}").exists() for other in range(ranks)):
         time.sleep(0.01)  # 提前退出的 rank 会让其他 rank 的连接断开
