@@ -140,7 +140,7 @@ def test_what_saves(left):
     scores, plain, bfloat16, fewer, checkpointed, offloaded = left["saves"].values()
     assert scores > plain > bfloat16 > fewer > checkpointed > offloaded == 0
     assert fewer == plain / 4
-    assert checkpointed == 4 * 8 * 128 * 64 * 4  # the input of each of four blocks
+    assert checkpointed == 4 * 8 * 64 * 64 * 4  # the input of each of four blocks
 
 
 def test_70_billion(left):
