@@ -22,7 +22,7 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
     model：没有参数的函数，返回模型。模型的输出如果是一个数，它就是损失；否则以输出的平方的均值代替损失。
     batch：调用模型时传入的张量，一行一个样本，包含整个批次；也可以是返回这些张量的函数
     how："one"、"DataParallel"、"DDP" 或 "FSDP2"
-    checkpoint：是否对每个块（ModuleList 或 Sequential 的元素）做激活检查点
+    checkpoint：是否对每个块（ModuleList 或 Sequential 的元素）做激活值检查点
     precision：计算用的 dtype，如果与权重的不同，例如 torch.bfloat16
     """
     if how not in ("one", "DataParallel", "DDP", "FSDP2"):
