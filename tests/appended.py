@@ -19,6 +19,8 @@ KEPT = {
         no_sync_agree all_reduces no_sync_difference plain_difference
         restart_count resumed_step first_life second_life resumed_weights killed_equals_unkilled
         hello addresses folder.exists()""".split(),
+    "14_sharding": """held same traffic sent model_bytes forward early backward changed clip_difference files
+        resumed_difference whole changed_early kept_early kept_after gathers whole_at_once mean_difference""".split(),
 }
 PREFIX = "test-"  # of their ids
 
