@@ -143,16 +143,15 @@ FACTS = {
     ("14_sharding", "fsdp-rows"): lambda n: ["0.weight: rows [0, 1, 2]", "2.weight: rows []"],
     ("14_sharding", "fsdp-same"): lambda n: ["below 0.000001: True"],
     ("14_sharding", "fsdp-inside"): lambda n: ["outside forward: DTensor", "inside forward: Parameter"],
-    ("16_choose", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
     ("16_choose", "before-script"): lambda n: [],
     ("16_choose", "after-script"): lambda n: [],
     ("16_choose", "run-both"): lambda n: [
         f"GPUs that DataParallel may use: {n}",
-        "DDP on: " + ("3 GPUs, NCCL" if n >= 3 else "3 processes on the CPU, Gloo"),
         (4, "equal to rounding: True"),
+        "5 processes: equal to rounding: False",
     ],
-    ("16_choose", "checker"): lambda n: [],
-    ("16_choose", "healthy"): lambda n: ["✓ No trap found on virtual devices"],
+    ("16_choose", "checker-data-parallel"): lambda n: [],
+    ("16_choose", "healthy"): lambda n: ["DataParallel: ✓", "DDP: ✓", "FSDP2: ✓"],
 }
 
 
