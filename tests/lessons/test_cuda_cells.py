@@ -194,5 +194,7 @@ def test_no_cell_that_asks_for_cuda_is_missing():
     """A new one needs a line in FACTS."""
     words = re.compile(r"torch\.(cuda|accelerator)|[\"'](cuda|nccl)|\bon_devices\(")
     asking = {(x.name, cell.id) for x in BOOK.source.lessons for cell in x.code if words.search(cell.source)}
-    only_setting_up = {(x.name, id) for x in BOOK.source.lessons for id in ("setup", "virtual-devices", "on-ranks", "run-function")}
+    only_setting_up = {
+        (x.name, id) for x in BOOK.source.lessons for id in ("setup", "virtual-devices", "on-ranks", "run-function")
+    }
     assert asking - set(FACTS) - only_setting_up - LEFT_OUT == set()

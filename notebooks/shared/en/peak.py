@@ -30,13 +30,18 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
         raise ValueError(f'how: "one", "DataParallel", "DDP" or "FSDP2", not {how!r}')
     if how == "one" and gpus != 1:
         raise ValueError(f'how="one" is for 1 GPU, not {gpus}')
+    return on_ranks(1, rehearse, model, batch, gpus, how, checkpoint, precision)[0]
+
+
+def rehearse(model, batch, gpus, how, checkpoint, precision):
+    dist.destroy_process_group()  # that of on_ranks: here nobody else is needed
     with contextlib.ExitStack() as stack:
         if how == "FSDP2":
             dist.init_process_group("fake", rank=0, world_size=gpus)  # nobody else is there, nothing is sent
-            stack.callback(dist.destroy_process_group)
             mesh = dist.init_device_mesh("cpu", (gpus,))
         fake = stack.enter_context(FakeTensorMode())
-        module = model()
+        with unittest.mock.patch.object(torch.utils, "swap_tensors", set_data):
+            module = model()
         rows = [fake.from_tensor(tensor) for tensor in (batch() if callable(batch) else batch)]
         rows = [tensor[: math.ceil(len(tensor) / gpus)].clone() for tensor in rows]  # the largest part
         if checkpoint:
@@ -47,20 +52,31 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
             policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision and torch.float32)
             for part in [*blocks(module), module]:
                 fully_shard(part, mesh=mesh, mp_policy=policy)
-        buckets = [torch.empty_like(weight) for weight in module.parameters()] if how == "DDP" else []
+        buckets = [torch.empty_like(weight) for weight in module.parameters() if weight.requires_grad] if how == "DDP" else []
         network = OnGpu0(module, gpus) if how == "DataParallel" else module
         optimizer = torch.optim.Adam(module.parameters(), foreach=True)  # foreach=True is what a GPU gets
-        for _ in range(2):  # the first step makes the optimizer's state, the second one counts
-            with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
-                with torch.autocast("cpu", precision, enabled=precision is not None and how != "FSDP2"):
-                    output = network(*rows)
-                loss = output if output.dim() == 0 else output.square().mean()
-                del output
-                loss.backward()
-                del loss
-                optimizer.step()
-                optimizer.zero_grad()
+        if how == "FSDP2":
+            with torch.no_grad():
+                network(*rows)  # the first forward pass lays the shards out
+            module.reshard()
+        for weight in module.parameters():
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        optimizer.step()  # the first step makes the optimizer's state
+        optimizer.zero_grad()
+        with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
+            with torch.autocast("cpu", precision, enabled=precision is not None and how != "FSDP2"):
+                output = network(*rows)
+            loss = output if output.dim() == 0 else output.square().mean()
+            del output
+            loss.backward()
+            del loss
+            optimizer.step()
+            optimizer.zero_grad()
     return rehearsal.fullest
+
+
+def set_data(weight, changed):
+    weight.data = changed.data  # lets a model change the dtype of its weights: fake ones would be swapped, and cannot
 
 
 def blocks(module):
@@ -155,7 +171,7 @@ class OnGpu0(nn.Module):
         self.module, self.gpus = module, gpus
 
     def forward(self, *rows):
-        names, weights = zip(*self.module.named_parameters())
+        names, weights = zip(*[pair for pair in self.module.named_parameters() if pair[1].requires_grad])
         replica = dict(zip(names, Replicate.apply(*weights)))
         return Gather.apply(torch.func.functional_call(self.module, replica, rows), self.gpus)
 

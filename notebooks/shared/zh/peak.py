@@ -22,20 +22,25 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
     model：没有参数的函数，返回模型。模型的输出如果是一个数，它就是损失；否则以输出的平方的均值代替损失。
     batch：调用模型时传入的张量，一行一个样本，包含整个批次；也可以是返回这些张量的函数
     how："one"、"DataParallel"、"DDP" 或 "FSDP2"
-    checkpoint：是否对每个块（ModuleList 或 Sequential 的元素）做激活检查点
+    checkpoint：是否对每个块（ModuleList 或 Sequential 的元素）做激活值检查点
     precision：计算用的 dtype，如果与权重的不同，例如 torch.bfloat16
     """
     if how not in ("one", "DataParallel", "DDP", "FSDP2"):
         raise ValueError(f'how 应为 "one"、"DataParallel"、"DDP" 或 "FSDP2"，不能是 {how!r}')
     if how == "one" and gpus != 1:
         raise ValueError(f'how="one" 只用于 1 个 GPU，不能是 {gpus} 个')
+    return on_ranks(1, rehearse, model, batch, gpus, how, checkpoint, precision)[0]
+
+
+def rehearse(model, batch, gpus, how, checkpoint, precision):
+    dist.destroy_process_group()  # on_ranks 建立的进程组，这里用不着
     with contextlib.ExitStack() as stack:
         if how == "FSDP2":
             dist.init_process_group("fake", rank=0, world_size=gpus)  # 没有别的进程，什么也不发送
-            stack.callback(dist.destroy_process_group)
             mesh = dist.init_device_mesh("cpu", (gpus,))
         fake = stack.enter_context(FakeTensorMode())
-        module = model()
+        with unittest.mock.patch.object(torch.utils, "swap_tensors", set_data):
+            module = model()
         rows = [fake.from_tensor(tensor) for tensor in (batch() if callable(batch) else batch)]
         rows = [tensor[: math.ceil(len(tensor) / gpus)].clone() for tensor in rows]  # 最大的一份
         if checkpoint:
@@ -46,20 +51,31 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
             policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision and torch.float32)
             for part in [*blocks(module), module]:
                 fully_shard(part, mesh=mesh, mp_policy=policy)
-        buckets = [torch.empty_like(weight) for weight in module.parameters()] if how == "DDP" else []
+        buckets = [torch.empty_like(weight) for weight in module.parameters() if weight.requires_grad] if how == "DDP" else []
         network = OnGpu0(module, gpus) if how == "DataParallel" else module
         optimizer = torch.optim.Adam(module.parameters(), foreach=True)  # 在 GPU 上，Adam 默认 foreach=True
-        for _ in range(2):  # 第一步创建优化器状态，只统计第二步
-            with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
-                with torch.autocast("cpu", precision, enabled=precision is not None and how != "FSDP2"):
-                    output = network(*rows)
-                loss = output if output.dim() == 0 else output.square().mean()
-                del output
-                loss.backward()
-                del loss
-                optimizer.step()
-                optimizer.zero_grad()
+        if how == "FSDP2":
+            with torch.no_grad():
+                network(*rows)  # 第一次前向传播为分片做好布置
+            module.reshard()
+        for weight in module.parameters():
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        optimizer.step()  # 第一步创建优化器状态
+        optimizer.zero_grad()
+        with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
+            with torch.autocast("cpu", precision, enabled=precision is not None and how != "FSDP2"):
+                output = network(*rows)
+            loss = output if output.dim() == 0 else output.square().mean()
+            del output
+            loss.backward()
+            del loss
+            optimizer.step()
+            optimizer.zero_grad()
     return rehearsal.fullest
+
+
+def set_data(weight, changed):
+    weight.data = changed.data  # 让模型能改变权重的 dtype：PyTorch 对假张量用的是交换，会失败
 
 
 def blocks(module):
@@ -74,12 +90,12 @@ def storages(tensors):
 
 
 class Rehearsal(TorchDispatchMode):
-    """跟踪每块存储：从创建它的算子开始，到它被释放为止。"""
+    """跟踪每块存储：从创建它的算子开始，到释放为止。"""
 
     def __init__(self, module, optimizer, others):
         super().__init__()
         self.parameters = list(module.parameters())
-        self.known = {}  # 存储 -> 类别、字节数、在它被释放时通知我们的弱引用
+        self.known = {}  # 存储 -> 类别、字节数、释放时发出通知的弱引用
         self.bytes = dict.fromkeys(["weights", "optimizer", "activations", "in passing", "gathered"], 0)
         self.fullest = {}
         for kind, tensors in [
@@ -154,7 +170,7 @@ class OnGpu0(nn.Module):
         self.module, self.gpus = module, gpus
 
     def forward(self, *rows):
-        names, weights = zip(*self.module.named_parameters())
+        names, weights = zip(*[pair for pair in self.module.named_parameters() if pair[1].requires_grad])
         replica = dict(zip(names, Replicate.apply(*weights)))
         return Gather.apply(torch.func.functional_call(self.module, replica, rows), self.gpus)
 
