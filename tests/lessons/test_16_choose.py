@@ -516,7 +516,7 @@ def test_the_notebook_and_its_random_numbers_stay_as_they_were():
     state, weights = torch.get_rng_state(), [p.clone() for p in network.parameters()]
     checker()["ask"](network, batch)
     assert torch.equal(torch.get_rng_state(), state) and network.steps == 0
-    assert all(torch.equal(p, old) and p.grad is None for p, old in zip(network.parameters(), weights))
+    assert all(torch.equal(p, old) and p.grad is None for p, old in zip(network.parameters(), weights, strict=True))
 
 
 @pytest.mark.parametrize("name", ["ADVICE", "DATA_PARALLEL", "DDP", "FSDP2"])
@@ -582,13 +582,13 @@ def write_scripts(folder, batch=24):
     before, after = migration()["before"], migration()["after"]
     (folder / "before.py").write_text(before.replace("batch_size=24", f"batch_size={batch}"), encoding="utf-8")
     (folder / "after.py").write_text(after, encoding="utf-8")
-    migration()["on_ranks"](1, migration()["run_main"], folder, "before.py")
+    migration()["on_ranks"](1, migration()["run_old"], folder)
 
 
 @pytest.mark.parametrize("processes, batch", [(1, 24), (2, 24), (3, 24), (4, 24), (5, 20), (7, 21), (8, 24)])
 def test_the_new_script_trains_as_the_old_one(processes, batch, tmp_path):
     write_scripts(tmp_path, batch)
-    migration()["on_ranks"](processes, migration()["run_main"], tmp_path, "after.py")
+    migration()["on_ranks"](processes, migration()["run_new"], tmp_path)
     assert difference(tmp_path) < 1e-6
 
 

@@ -148,15 +148,24 @@ FACTS = {
     ("11_training_for_real", "script"): lambda n: ['dist.init_process_group("nccl", device_id=my_device())'],
     ("15_splitting_layers", "halves"): lambda n: ["same gradient from two halves: True"],
     ("16_choose", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
+    ("14_sharding", "setup"): lambda n: ["device: cuda", f"CUDA GPUs on this machine: {n}"],
+    ("14_sharding", "halves"): lambda n: ["(two GPUs)" if n >= 2 else "(both halves on cuda)", (2, "526,336 bytes")],
+    ("14_sharding", "halves-same"): lambda n: ["same output: True", "same gradient: True"],
+    ("14_sharding", "accumulate"): lambda n: ["same gradient from 4 micro-batches: True"],
+    ("14_sharding", "fsdp-script"): lambda n: [],
+    ("14_sharding", "fsdp-launch"): lambda n: ["processes: 3, backend: gloo"],  # which stands in for NCCL
+    ("14_sharding", "fsdp-rows"): lambda n: ["0.weight: rows [0, 1, 2]", "2.weight: rows []"],
+    ("14_sharding", "fsdp-same"): lambda n: ["below 0.000001: True"],
+    ("14_sharding", "fsdp-inside"): lambda n: ["outside forward: DTensor", "inside forward: Parameter"],
     ("16_choose", "before-script"): lambda n: [],
     ("16_choose", "after-script"): lambda n: [],
     ("16_choose", "run-both"): lambda n: [
         f"GPUs that DataParallel may use: {n}",
-        "DDP on: " + ("3 GPUs, NCCL" if n >= 3 else "3 processes on the CPU, Gloo"),
         (4, "equal to rounding: True"),
+        "5 processes: equal to rounding: False",
     ],
-    ("16_choose", "checker"): lambda n: [],
-    ("16_choose", "healthy"): lambda n: ["✓ No trap found on virtual devices"],
+    ("16_choose", "checker-data-parallel"): lambda n: [],
+    ("16_choose", "healthy"): lambda n: ["DataParallel: ✓", "DDP: ✓", "FSDP2: ✓"],
 }
 
 
