@@ -10,15 +10,6 @@ from book.model import Cell
 KEPT = {
     "04_data_parallel": ["splits", "labels"],
     "05_four_steps": "anatomy type(chunks).__name__ type(outputs).__name__".split(),
-    "14_sharding": """parameters weight_bytes gradient_bytes state_bytes activations checkpointed_bytes
-        accumulated_bytes bf16_bytes list(memory(4).values()) same_output same_gradient same_accumulated
-        size(halves.first.parameters()) size(halves.second.parameters()) bubbles_checked idle_cells
-        schedule(4,5) reports difference loaded_equal loaded_state folder.exists()""".split(),
-    "10_distributed": """two two_agree two_difference three three_agree three_difference rows_of_rank chunk_rows
-        forgotten_orders epoch_orders even_difference uneven_difference weighted_difference
-        no_sync_agree all_reduces no_sync_difference plain_difference
-        restart_count resumed_step first_life second_life resumed_weights killed_equals_unkilled
-        hello addresses folder.exists()""".split(),
     "14_sharding": """held same traffic sent model_bytes forward early backward changed clip_difference files
         resumed_difference whole changed_early kept_early kept_after gathers whole_at_once mean_difference""".split(),
 }

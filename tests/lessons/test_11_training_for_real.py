@@ -151,9 +151,9 @@ def test_options_for_unused_parameters(run):
 def test_batches_are_the_same_rows_for_any_number_of_ranks(lesson, ranks):
     def together(ranks):
         parts = lesson["on_ranks"](ranks, lesson["my_batches"], 400, 64, 0)
-        for step in zip(*parts):
+        for step in zip(*parts, strict=True):
             assert max(map(len, step)) - min(map(len, step)) <= 1
-        return [sorted(row for part in step for row in part) for step in zip(*parts)]
+        return [sorted(row for part in step for row in part) for step in zip(*parts, strict=True)]
 
     order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
     assert together(ranks) == [sorted(step.tolist()) for step in order[: 6 * 64].split(64)]

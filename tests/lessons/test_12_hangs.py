@@ -49,7 +49,12 @@ def test_who_complains(printed):
 def test_the_case(printed):
     assert re.findall(r"rank (\d): failed in all_reduce", printed["case"]) == ["0", "1", "3"]
     assert re.findall(r"(\d) calls", printed["calls"]) == ["4", "4", "3", "4"]
-    assert re.findall(r"> (\w+)$", printed["stacks"], re.MULTILINE) == ["all_reduce", "all_reduce", "load", "all_reduce"]
+    assert re.findall(r"> (\w+)$", printed["stacks"], re.MULTILINE) == [
+        "all_reduce",
+        "all_reduce",
+        "load",
+        "all_reduce",
+    ]
 
 
 def test_roll_call(printed):
@@ -98,7 +103,9 @@ def test_detail_names_the_missing(lesson):
 
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
-        results = lesson["on_ranks"](3, lesson["outcome"], alone, seconds=2)  # its barrier keeps to the group's first timeout
+        results = lesson["on_ranks"](
+            3, lesson["outcome"], alone, seconds=2
+        )  # its barrier keeps to the group's first timeout
     finally:
         dist.set_debug_level(dist.DebugLevel.OFF)
     assert "Ranks 1, 2 failed to pass monitoredBarrier" in results[0]
@@ -136,9 +143,10 @@ def test_messages_of_ddp(lesson):
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
 
-    assert in_table("appears not to match sizes of the same param in process 0") in lesson["on_ranks"](
-        2, lesson["outcome"], unequal_models
-    )[1]
+    assert (
+        in_table("appears not to match sizes of the same param in process 0")
+        in lesson["on_ranks"](2, lesson["outcome"], unequal_models)[1]
+    )
     first = lesson["on_ranks"](2, lesson["outcome"], unused_parameters)[0]
     assert in_table("Expected to have finished reduction in the prior iteration before starting a new one") in first
 
@@ -161,7 +169,9 @@ def test_names_in_pytorch():
     """Names that the lesson gives without running them are still there."""
     assert hasattr(torch._C._distributed_c10d, "_dump_fr_trace")  # private: of the cell case
     assert str(dist.default_pg_timeout) == "0:30:00"
-    assert [entry.name for entry in importlib.metadata.distribution("torch").entry_points if entry.name == "torchfrtrace"]
+    assert [
+        entry.name for entry in importlib.metadata.distribution("torch").entry_points if entry.name == "torchfrtrace"
+    ]
     folder = os.path.join(os.path.dirname(torch.__file__), "include", "torch", "csrc", "distributed", "c10d")
     with open(os.path.join(folder, "ProcessGroupNCCL.hpp")) as file:
         nccl = file.read()
@@ -176,4 +186,3 @@ def test_names_in_pytorch():
     assert callable(record)
     options = get_args_parser().format_help()
     assert "--log-dir" in options and "--redirects" in options and "--tee" in options
-

@@ -13,7 +13,18 @@ import torch
 from tests.reading import run_cells
 
 CELLS = [
-    *("setup", "on-ranks", "two-matmuls", "run-cut", "mlp-run", "block", "sequence-plan", "halves", "run-pipeline", "timetable"),
+    *(
+        "setup",
+        "on-ranks",
+        "two-matmuls",
+        "run-cut",
+        "mlp-run",
+        "block",
+        "sequence-plan",
+        "halves",
+        "run-pipeline",
+        "timetable",
+    ),
     *("bubble-functions", "two-dimensions", "sent", "exercise-1", "exercise-1-check", "exercise-3", "exercise-3-check"),
 ]
 
@@ -84,7 +95,9 @@ def test_exercise_2(lesson):
     """24 rows in place of 16, so that 6 micro-batches are equal."""
     rows = lesson["make_rows"]
     lesson["make_rows"] = lambda: [torch.cat([part, part[:8]]) for part in rows()]
-    orders = [order for order, _ in lesson["on_ranks"](4, lesson["run_pipeline"], lesson["ScheduleInterleaved1F1B"], 6, 2)]
+    orders = [
+        order for order, _ in lesson["on_ranks"](4, lesson["run_pipeline"], lesson["ScheduleInterleaved1F1B"], 6, 2)
+    ]
     lesson["make_rows"] = rows
     assert lesson["bubble"](orders, {"F": 1, "B": 1}) == Fraction(1, 5)
 
@@ -162,7 +175,7 @@ def test_other_rows_in_a_tensor_group_give_no_error_and_wrong_numbers(lesson):
 
     torch.manual_seed(0)
     model, rows = lesson["MLP"](8), torch.randn(4, 8)
-    for output, mine in zip(lesson["on_ranks"](2, run), rows.tensor_split(2)):
+    for output, mine in zip(lesson["on_ranks"](2, run), rows.tensor_split(2), strict=True):
         assert not torch.allclose(output, model(mine), atol=1e-3)
 
 
