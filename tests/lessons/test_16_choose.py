@@ -468,7 +468,7 @@ def test_ddp_and_fsdp2_find_what_is_planted(name):
     code, ddp, fsdp2 = ON_RANKS[name]
     network, batch, loss, variables = prepared(name, code)
     lines = checker()["ask"](network, batch, loss, tools=["DDP", "FSDP2"])
-    assert {tool: {kind for kind, _ in found} for tool, found in lines.items()} == {"DDP": ddp, "FSDP2": fsdp2}
+    assert {tool: {kind for kind, _ in found} for tool, found in lines.items()} == {"DDP": ddp, "FSDP2": fsdp2}, lines
     assert variables  # an early optimizer lives as long as these
 
 
