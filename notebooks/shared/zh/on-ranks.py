@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-torch.optim.SGD([torch.zeros(1)])  # 第一个优化器要花一秒导入模块：在这里导入一次，各个 rank 就不必再导入
+torch.optim.SGD([torch.zeros(1)])  # 创建第一个优化器时要花一秒导入模块：在这里先导入，各个 rank 就不必再导入
 gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
 cuda_since = []  # 第一个用到 CUDA 的单元格的编号
 
@@ -30,10 +30,10 @@ def on_ranks(ranks, function, *arguments, seconds=60):
     if sys.platform != "linux":
         raise RuntimeError("on_ranks 只能在 Linux 上用：Windows 上用 WSL，Mac 上在 Colab 或 Kaggle 里打开这一课")
     if not 1 <= ranks <= 64:
-        raise ValueError(f"ranks={ranks}：一台机器上，1 到 64 个 rank 才有意义")
+        raise ValueError(f"ranks={ranks}：一台机器上只能用 1 到 64 个 rank")
     if torch.cuda.is_initialized():
-        raise RuntimeError(f"单元格 {cuda_since} 在 notebook 自己的进程里用了 CUDA；重启内核，只在各个 rank 的函数里用 CUDA")
-    backend = "nccl" if ranks <= gpus else "gloo"  # 替所有 rank 决定一次
+        raise RuntimeError(f"单元格 {cuda_since} 在 notebook 自己的进程里用了 CUDA；要重启内核，只在由各个 rank 调用的函数里用 CUDA")
+    backend = "nccl" if ranks <= gpus else "gloo"  # 为所有 rank 统一选定
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = (ranks, folder, backend, seconds, function, arguments)
@@ -52,13 +52,13 @@ def on_ranks(ranks, function, *arguments, seconds=60):
 
 
 def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # 单元格被中断时，各个 rank 不论停在哪里都随之结束
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # 单元格被中断时，各个 rank 无论停在哪里，都随之结束
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # 通信不出本机
     torch.set_num_threads(1)  # 各个 rank 共用 CPU 核
     sys.stdout = open(folder / f"printed-{rank}", "w", buffering=1)
     sys.stderr = open(folder / f"errors-{rank}", "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), 2)  # C++ 写的内容
+    os.dup2(sys.stderr.fileno(), 2)  # C++ 代码直接打印的内容也写到这里
     try:
         if backend == "nccl":
             torch.cuda.set_device(rank)
@@ -69,8 +69,8 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         text = f"rank {rank}（共 {ranks} 个）：{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
         (folder / f"failure-{rank}").write_text(text)
         with contextlib.suppress(FileExistsError):
-            os.link(folder / f"failure-{rank}", folder / "first")  # 其他 rank 出错，可能只是受它牵连
-        time.sleep(0.2)  # 如果有 rank 被杀掉，让它先被发现：这个 rank 可能只是受了牵连
+            os.link(folder / f"failure-{rank}", folder / "first")  # 只记最先出错的：其他 rank 出错，可能只是受它牵连
+        time.sleep(0.2)  # 如果有别的 rank 被杀掉，让它先被发现：本 rank 可能只是受了牵连
         os._exit(1)
     while not all((folder / f"result-{other}").exists() for other in range(ranks)):
         time.sleep(0.01)  # 提前退出的 rank 会让其他 rank 的连接断开

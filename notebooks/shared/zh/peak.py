@@ -17,13 +17,13 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 
 def peak(model, batch, gpus, how, checkpoint=False, precision=None):
-    """用假张量（fake tensor）预演用 Adam 的训练，返回显存占用最多的 GPU 在占用最多的那一刻，各类内容各占多少字节。
+    """用假张量（fake tensor）预演用 Adam 的训练，返回显存占用最多的 GPU 在峰值那一刻，各类内容各占多少字节。
 
-    model：没有参数的函数，返回模型。模型的输出如果是一个数，它就是损失；否则以输出的平方的均值代替损失。
-    batch：调用模型时传入的张量，一行一个样本，包含整个批次；也可以是返回这些张量的函数
+    model：不带参数的函数，返回模型。如果模型的输出是一个数，它就是损失；否则用输出的平方的均值代替损失。
+    batch：调用模型时传入的张量，每行一个样本，要包含整个批次；也可以是返回这些张量的函数
     how："one"、"DataParallel"、"DDP" 或 "FSDP2"
     checkpoint：是否对每个块（ModuleList 或 Sequential 的元素）做激活值检查点
-    precision：计算用的 dtype，如果与权重的不同，例如 torch.bfloat16
+    precision：计算用的 dtype，与权重的 dtype 不同时才写，例如 torch.bfloat16
     """
     if how not in ("one", "DataParallel", "DDP", "FSDP2"):
         raise ValueError(f'how 应为 "one"、"DataParallel"、"DDP" 或 "FSDP2"，不能是 {how!r}')
@@ -36,7 +36,7 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
     dist.destroy_process_group()  # on_ranks 建立的进程组，这里用不着
     with contextlib.ExitStack() as stack:
         if how == "FSDP2":
-            dist.init_process_group("fake", rank=0, world_size=gpus)  # 没有别的进程，什么也不发送
+            dist.init_process_group("fake", rank=0, world_size=gpus)  # 没有别的进程，什么也不会发送
             mesh = dist.init_device_mesh("cpu", (gpus,))
         fake = stack.enter_context(FakeTensorMode())
         with unittest.mock.patch.object(torch.utils, "swap_tensors", set_data):
@@ -56,7 +56,7 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
         optimizer = torch.optim.Adam(module.parameters(), foreach=True)  # 在 GPU 上，Adam 默认 foreach=True
         if how == "FSDP2":
             with torch.no_grad():
-                network(*rows)  # 第一次前向传播为分片做好布置
+                network(*rows)  # 第一次前向传播会把分片布置好
             module.reshard()
         for weight in module.parameters():
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
@@ -75,7 +75,7 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
 
 
 def set_data(weight, changed):
-    weight.data = changed.data  # 让模型能改变权重的 dtype：PyTorch 对假张量用的是交换，会失败
+    weight.data = changed.data  # 让模型能改变权重的 dtype：对假张量，PyTorch 会改用交换张量的办法，而那会失败
 
 
 def blocks(module):
@@ -132,7 +132,7 @@ class Rehearsal(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # 之后会带着分片再进来一次
+            return NotImplemented  # 之后还会带着分片再来一次
         result = operation(*arguments, **keywords or {})
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
@@ -147,7 +147,7 @@ class Rehearsal(TorchDispatchMode):
                 self.follow(tensor.untyped_storage(), "activations")
             return tensor
 
-        def resize(storage, size):  # FSDP2 这样收集和释放一个块的权重
+        def resize(storage, size):  # FSDP2 就是这样收集和释放一个块的权重
             plain_resize(storage, size)
             self.follow(storage, "gathered")
 
