@@ -63,12 +63,12 @@ def smaller(cell):
     return source
 
 
-kept = []  # the variables of all lessons: see the end of work()
-
-
 def run_lessons(names):
-    """Runs all cells of these lessons: lesson -> cell -> what it prints. The first error ends it."""
-    import matplotlib.pyplot as plt
+    """Runs all cells of these lessons: lesson -> cell -> what it prints. The first error ends it.
+
+    Each lesson has a process of its own: where there are GPUs, one that has gone backward itself can fork no ranks.
+    """
+    import matplotlib.pyplot as plt  # noqa: F401 (once, for all of them)
     import torch
 
     from tests.conftest import BOOK
@@ -77,23 +77,37 @@ def run_lessons(names):
     torch.cuda.is_initialized = lambda: False  # simulated GPUs can be forked, real ones cannot once CUDA runs
     printed = {}
     for lesson in BOOK.source.lessons:
-        if lesson.name not in names:
-            continue
-        variables = {"__name__": "__main__"}
-        kept.append(variables)
-        printed[lesson.name] = {}
-        for cell in lesson.code:
-            if (lesson.name, cell.id) in LEFT_OUT:
-                continue
-            text = run_cell(lesson, cell.id, smaller(cell), variables)
-            printed[lesson.name][cell.id] = text
-            if cell.id == "median":  # the cells after it time whole networks
-                networks = next(cell.source for cell in lesson.code if cell.id == "networks").partition("\nwith ")[0]
-                for number, less in SMALLER_NETWORKS.items():
-                    networks = networks.replace(number, less)
-                run_cell(lesson, "smaller-networks", networks, variables)
-            plt.close("all")
+        if lesson.name in names:
+            process = multiprocessing.get_context("fork").Process(
+                target=run_lesson, args=(lesson, f"{lesson.name}.json")
+            )
+            process.start()
+            process.join()
+            if process.exitcode:
+                os._exit(1)
+            printed[lesson.name] = json.loads(Path(f"{lesson.name}.json").read_text("utf-8"))
     return printed
+
+
+def run_lesson(lesson, result):
+    import matplotlib.pyplot as plt
+
+    result = Path(result).absolute()
+    variables, printed = {"__name__": "__main__"}, {}
+    for cell in lesson.code:
+        if (lesson.name, cell.id) in LEFT_OUT:
+            continue
+        printed[cell.id] = run_cell(lesson, cell.id, smaller(cell), variables)
+        if cell.id == "median":  # the cells after it time whole networks
+            networks = next(cell.source for cell in lesson.code if cell.id == "networks").partition("\nwith ")[0]
+            for number, less in SMALLER_NETWORKS.items():
+                networks = networks.replace(number, less)
+            run_cell(lesson, "smaller-networks", networks, variables)
+        plt.close("all")
+    if "workshop" in variables:  # the cell that tidies it up may be left out
+        variables["workshop"].cleanup()
+    result.write_text(json.dumps(printed), encoding="utf-8")
+    os._exit(0)  # see the end of work()
 
 
 def run_cell(lesson, id, source, variables):
@@ -204,9 +218,6 @@ def main(result, *names):
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         printed = run_lessons(names)
-        for variables in kept:
-            if "workshop" in variables:  # the cell that tidies it up may be left out
-                variables["workshop"].cleanup()
         os.chdir("/")
     result.write_text(json.dumps(printed, indent=1), encoding="utf-8")
     os._exit(0)  # see the end of work()

@@ -124,9 +124,10 @@ def test_a_folder_that_cannot_be_written(cell, monkeypatch):
         cell["on_ranks"](2, add_up)
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("edition", EDITIONS)
-def test_an_interrupt_ends_the_ranks(edition, tmp_path):
-    """As the stop button does it, in a program of its own."""
+def test_ranks_end_with_their_notebook(edition, sent, tmp_path):
+    """As the stop button ends it, and as Linux does when memory runs out; in a program of its own."""
     (source,) = [cell.source for cell in BOOK.page(f"{edition}/{LESSON}").code if cell.id == "on-ranks"]
     program = tmp_path / "program.py"
     program.write_text(
@@ -148,7 +149,7 @@ def test_an_interrupt_ends_the_ranks(edition, tmp_path):
         while len(ranks := psutil.Process(started.pid).children()) < 3:
             time.sleep(0.01)
         time.sleep(0.5)
-        started.send_signal(signal.SIGINT)
+        started.send_signal(sent)
         _, errors = started.communicate(timeout=20)
-    assert "KeyboardInterrupt" in errors
+    assert ("KeyboardInterrupt" in errors) == (sent == signal.SIGINT)
     assert psutil.wait_procs(ranks, timeout=5)[1] == []

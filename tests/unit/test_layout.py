@@ -96,7 +96,9 @@ def test_the_search_for_names_finds_them():
 
 
 def test_the_small_book_has_the_settings_of_the_real_one():
+    """But for the addresses of pages that have moved."""
     ours, real = ((folder / "_config.yml").read_text("utf-8") for folder in (DATA / "minibook", ROOT))
+    real = "".join(line for line in real.splitlines(keepends=True) if "moved" not in line)
     assert ours.partition("\nparse:")[2] == real.partition("\nparse:")[2] != ""
 
 

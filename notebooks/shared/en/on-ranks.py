@@ -1,4 +1,5 @@
 import contextlib
+import ctypes
 import multiprocessing.connection
 import os
 import signal
@@ -36,14 +37,18 @@ def on_ranks(ranks, function, *arguments, seconds=60):
     backend = "nccl" if ranks <= gpus else "gloo"  # decided once, for all ranks
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings = (ranks, folder, backend, seconds, function, arguments)
-        processes = mp.start_processes(one_rank, settings, ranks, join=False, start_method="fork").processes
+        processes = []
         try:
+            for rank in range(ranks):
+                arguments_of_rank = (rank, ranks, folder, backend, seconds, function, arguments)
+                processes.append(mp.get_context("fork").Process(target=one_rank, args=arguments_of_rank))
+                processes[-1].start()
             failure = first_failure(processes, folder, time.monotonic() + seconds + 5)
         finally:
             for process in processes:
-                process.kill()
-                process.join()
+                if process.pid:
+                    process.kill()
+                    process.join()
             for printed in [folder / f"printed-{rank}" for rank in range(ranks)]:
                 print(printed.read_text() if printed.exists() else "", end="")
         if failure:
@@ -52,6 +57,7 @@ def on_ranks(ranks, function, *arguments, seconds=60):
 
 
 def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a notebook that is killed takes its ranks along
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted cell ends its ranks wherever they are
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # stay on this machine
