@@ -92,6 +92,12 @@ def test_evaluation_is_that_of_one_process(lesson, rows):
     assert results[0][1] == rows
 
 
+@pytest.mark.parametrize("numbers", [(2**24 + 1, 3), (0.1, 2**24 + 1)])
+def test_sums_over_ranks_are_exact(lesson, numbers):
+    """float32 has no 2**24 + 1."""
+    assert lesson["on_ranks"](1, lesson["sum_over_ranks"], *numbers) == [list(numbers)]
+
+
 def test_logged_loss_is_not_that_of_rank_0(run):
     numbers = re.findall(r"its rows (\S+), of all rows (\S+)", output(run, "logged-loss"))
     assert len({everyone for _, everyone in numbers}) == 1
@@ -166,6 +172,8 @@ def test_recipe_is_one_process_on_any_number_of_ranks(lesson, tmp_path):
     assert source.count("dtype=torch.bfloat16") == 1
     exact = {**lesson, "network": lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))}
     exec(source.replace("dtype=torch.bfloat16", "dtype=torch.bfloat16, enabled=False"), exact)
+    lesson["on_ranks"](1, exact["train"], tmp_path / "last.pt", 1)
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["steps_done"] == 6  # the last, though 4 does not divide it
     wanted = lesson["on_ranks"](1, exact["train"], tmp_path / "1.pt", 2)[0]
     for ranks in RANKS[1:]:
         for weights in lesson["on_ranks"](ranks, exact["train"], tmp_path / f"{ranks}.pt", 2):

@@ -200,11 +200,47 @@ def test_timetable_says_when_ranks_wait_for_each_other(lesson):
 
 @pytest.mark.parametrize("n, width, layers", [(8, 4096, 32), (4, 1024, 24), (64, 8192, 80)])
 def test_where_the_lines_cross(lesson, n, width, layers):
-    """Tensor parallelism and FSDP2 send as much where all GPUs together have 4.5 · width tokens."""
-    sent = lesson["sent"](4.5 * width / n, n, width, layers)
-    assert sent["tensor"] == pytest.approx(sent["FSDP2"])
-    sent = lesson["sent"](12 * (n - 1) / n**2 * width * layers, n, width, layers)
+    """DDP and FSDP2 send as many bytes, and tensor parallelism too where all GPUs together have 6 · width tokens."""
+    sent = lesson["sent"](6 * width / n, n, width, layers)
+    assert sent["tensor"] == pytest.approx(sent["FSDP2"]) == pytest.approx(sent["DDP"])
+    sent = lesson["sent"](24 * (n - 1) / n**2 * width * layers, n, width, layers)
     assert sent["pipeline"] == pytest.approx(sent["DDP"])
+
+
+def test_one_tensor_group_one_seed(lesson):
+    """Dropout on what each rank of a group has whole: other seeds make other outputs, and no error."""
+
+    def outputs(seed_of):
+        mesh = lesson["init_device_mesh"]("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(lesson["MLP"](8), torch.nn.Dropout(0.5))
+        plan = {"0.up": lesson["ColwiseParallel"](), "0.down": lesson["RowwiseParallel"]()}
+        lesson["parallelize_module"](model, mesh["tensor"], plan)
+        rows = torch.randn(6, 8)
+        torch.manual_seed(seed_of(mesh))
+        return model(rows).detach()
+
+    by_rank = lesson["on_ranks"](4, outputs, lambda mesh: 5 + torch.distributed.get_rank())
+    by_group = lesson["on_ranks"](4, outputs, lambda mesh: 5 + mesh["data"].get_local_rank())
+    assert not torch.allclose(by_rank[0], by_rank[1])
+    assert torch.allclose(by_group[0], by_group[1]) and torch.allclose(by_group[2], by_group[3])
+    assert not torch.allclose(by_group[0], by_group[2])
+
+
+@pytest.mark.parametrize("sharded, message", [(False, "got mixed"), (True, "must have the same mesh")])
+def test_clipping_refuses_a_plan_that_leaves_layers_out(lesson, sharded, message):
+    def clip():
+        mesh = lesson["init_device_mesh"]("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        model = torch.nn.Sequential(torch.nn.LayerNorm(8), lesson["MLP"](8), torch.nn.Tanh())
+        plan = {"1.up": lesson["ColwiseParallel"](), "1.down": lesson["RowwiseParallel"]()}
+        lesson["parallelize_module"](model, mesh["tensor"], plan)
+        if sharded:
+            lesson["fully_shard"](model, mesh=mesh["data"])
+        model(torch.randn(6, 8)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    with pytest.raises(RuntimeError, match=message):
+        lesson["on_ranks"](4, clip)
 
 
 def test_names_that_the_prose_mentions():

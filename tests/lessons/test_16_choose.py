@@ -519,6 +519,12 @@ def test_the_notebook_and_its_random_numbers_stay_as_they_were():
     assert all(torch.equal(p, old) and p.grad is None for p, old in zip(network.parameters(), weights, strict=True))
 
 
+@pytest.mark.parametrize("edition, ranks", [("en", "rank 0 of 3: "), ("zh", "rank 0（共 3 个）：")])
+def test_a_fault_is_the_last_error_of_the_traceback(edition, ranks):
+    text = f"{ranks}DistBackendError: lost\n\nTraceback (most recent call last):\ntorch.distributed.DistBackendError: lost\nmore"
+    assert checker(edition)["fault"](text, torch.nn.Linear(1, 1), checker(edition)["some_loss"]) == "DistBackendError: lost"
+
+
 @pytest.mark.parametrize("name", ["ADVICE", "DATA_PARALLEL", "DDP", "FSDP2"])
 def test_all_editions_know_the_same_kinds(name):
     assert len({tuple(checker(edition)[name]) for edition in EDITIONS}) == 1
@@ -561,7 +567,21 @@ def test_the_choice_contradicts_neither_itself_nor_memory(edition):
     for billions, machines, training in product((1, 7, 70, 400), (1, 2, 4, 16), (True, False)):
         tool, total = choose(need(billions), 80e9, 8, machines, training), billions * 16e9 + 10e9
         assert (tool == offload) == (total / (8 * machines) > 72e9)
-        assert (tool in ("DDP", "independent processes", "独立进程")) == (total <= 72e9)
+        twice = training * billions * 4e9  # the gradients, in DDP's buckets
+        assert (tool in ("DDP", "independent processes", "独立进程")) == (total + twice <= 72e9)
+    for gpus, fast_link in product((1, 2), (True, False)):  # the gradients fit once, not twice
+        tool = choose(need(4, passes=5), 80e9, gpus, 2, fast_link=fast_link)
+        assert tool == ("HSDP" if gpus > 1 else "FSDP2" if fast_link else choose(need(7), 80e9, 1, 4, fast_link=False))
+
+
+def test_what_it_chooses_fits():
+    lesson = run_cells("en/16_choose", ["setup", "on-ranks", "choose", "peak", "my-need"])
+    choose, peak, build, batch, need = (lesson[name] for name in ("choose", "peak", "build", "batch", "my_need"))
+    largest = {tool: sum(peak(build, batch, 8, tool).values()) for tool in ("DDP", "DataParallel", "FSDP2")}
+    for memory in range(4, 21):
+        for quick in (False, True):
+            tool = choose(need, memory * 1e9, 8, quick=quick)
+            assert largest[tool] <= memory * 1e9, (tool, memory)
 
 
 # ---- the migration
