@@ -173,7 +173,9 @@ def test_recipe_is_one_process_on_any_number_of_ranks(lesson, tmp_path):
     exact = {**lesson, "network": lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))}
     exec(source.replace("dtype=torch.bfloat16", "dtype=torch.bfloat16, enabled=False"), exact)
     lesson["on_ranks"](1, exact["train"], tmp_path / "last.pt", 1)
-    assert torch.load(tmp_path / "last.pt", weights_only=True)["steps_done"] == 6  # the last, though 4 does not divide it
+    assert (
+        torch.load(tmp_path / "last.pt", weights_only=True)["steps_done"] == 6
+    )  # the last, though 4 does not divide it
     wanted = lesson["on_ranks"](1, exact["train"], tmp_path / "1.pt", 2)[0]
     for ranks in RANKS[1:]:
         for weights in lesson["on_ranks"](ranks, exact["train"], tmp_path / f"{ranks}.pt", 2):

@@ -522,7 +522,10 @@ def test_the_notebook_and_its_random_numbers_stay_as_they_were():
 @pytest.mark.parametrize("edition, ranks", [("en", "rank 0 of 3: "), ("zh", "rank 0（共 3 个）：")])
 def test_a_fault_is_the_last_error_of_the_traceback(edition, ranks):
     text = f"{ranks}DistBackendError: lost\n\nTraceback (most recent call last):\ntorch.distributed.DistBackendError: lost\nmore"
-    assert checker(edition)["fault"](text, torch.nn.Linear(1, 1), checker(edition)["some_loss"]) == "DistBackendError: lost"
+    assert (
+        checker(edition)["fault"](text, torch.nn.Linear(1, 1), checker(edition)["some_loss"])
+        == "DistBackendError: lost"
+    )
 
 
 @pytest.mark.parametrize("name", ["ADVICE", "DATA_PARALLEL", "DDP", "FSDP2"])
