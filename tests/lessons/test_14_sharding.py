@@ -421,3 +421,24 @@ def test_nothing_private_is_used(of):
     code = "\n".join(cell.source for cell in BOOK.page(LESSON).code if cell.id != "on-ranks")
     assert not re.search(r"(torch|distributed)\.(\w+\.)*_\w+ import|import torch\._", code)
     assert issubclass(of.Traffic, of.CommDebugMode) and hasattr(of.CommDebugMode, "__torch_dispatch__")
+
+
+class WithNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))])
+
+    def forward(self, x):
+        return self.layers[0](x)
+
+
+def test_batchnorm_takes_autocast_and_no_policy(of):
+    def forward(**options):
+        model, _ = of.build(WithNorm, **options)
+        with torch.autocast(of.my_device().type, torch.bfloat16, enabled=not options):
+            return model(of.my_rows()[0]).dtype
+
+    assert of.on_ranks(2, forward)[0] == torch.bfloat16
+    policy = of.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="expected scalar type BFloat16 but found Float"):
+        of.on_ranks(2, lambda: forward(mp_policy=policy))
