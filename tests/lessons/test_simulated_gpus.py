@@ -12,7 +12,9 @@ from tests.conftest import ROOT
 from tests.simulated import environment
 
 FILES = [
-    path for path in sorted(Path(__file__).parent.glob("test_*.py")) if "\npytestmark = " in path.read_text("utf-8")
+    path
+    for path in sorted(Path(__file__).parent.glob("test_*.py"))
+    if re.search(r"^pytestmark = \W*pytest\.mark\.gpu\b", path.read_text("utf-8"), re.MULTILINE)
 ]
 MARKED = re.compile(r"^(@|pytestmark = \W*)pytest\.mark\.gpu\b", re.MULTILINE)
 # Eight devices contain two and three: the tests name their replicas' devices themselves, and have n = 2, 3 and 8. What

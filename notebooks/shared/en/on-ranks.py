@@ -1,5 +1,6 @@
 import contextlib
 import ctypes
+import logging
 import multiprocessing.connection
 import os
 import signal
@@ -38,13 +39,16 @@ def on_ranks(ranks, function, *arguments, seconds=60):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         processes = []
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # an interrupt waits until all ranks are known
         try:
             for rank in range(ranks):
                 arguments_of_rank = (rank, ranks, folder, backend, seconds, function, arguments)
                 processes.append(mp.get_context("fork").Process(target=one_rank, args=arguments_of_rank))
                 processes[-1].start()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             failure = first_failure(processes, folder, time.monotonic() + seconds + 5)
         finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             for process in processes:
                 if process.pid:
                     process.kill()
@@ -59,12 +63,14 @@ def on_ranks(ranks, function, *arguments, seconds=60):
 def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a notebook that is killed takes its ranks along
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted cell ends its ranks wherever they are
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # stay on this machine
     torch.set_num_threads(1)  # the ranks share the cores
     sys.stdout = open(folder / f"printed-{rank}", "w", buffering=1)
     sys.stderr = open(folder / f"errors-{rank}", "w", buffering=1)
     os.dup2(sys.stderr.fileno(), 2)  # what C++ writes
+    logging.disable(logging.WARNING)  # what libraries log would go past the files, into the notebook
     try:
         if backend == "nccl":
             torch.cuda.set_device(rank)
