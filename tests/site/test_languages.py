@@ -16,7 +16,7 @@ def test_language_of_every_page(html, edition):
 
 # What may stand in English on a Chinese page: names, code and what a library says.
 NAMES = re.compile(
-    r"[\w.-]+/[\w.-]+#\d+|PyTorch Forums|PyTorch|pytorch#|NVIDIA|CUDA|Python|Jupyter|Matplotlib|notebook|Colab|English|Linux|x86_64|GPUs?|CPU|cpu|ROCm|AMD|Apple|Intel|Furo|Perfetto"
+    r"[\w.-]+/[\w.-]+#\d+|PyTorch Forums|PyTorch|pytorch#|NVIDIA|CUDA|Python|Jupyter|Matplotlib|notebook|Colab|English|Linux|x86_64|GPUs?|CPU|cpu|ROCm|AMD|Apple|Intel|Furo|Perfetto|fork"
     r"|CNN|RNN|DistributedDataParallel|DataParallel|DDP|FSDP|GIL|all-gather|reduce-scatter|（[A-Za-z ]+）|local rank|rank|[\w.+-]*\d[\w.+-]*"
 )
 
