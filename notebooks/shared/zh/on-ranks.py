@@ -66,6 +66,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # 通信不出本机
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # 等所有 rank 都连上再开始
     torch.set_num_threads(1)  # 各个 rank 共用 CPU 核
     sys.stdout = open(folder / f"printed-{rank}", "w", buffering=1)
     sys.stderr = open(folder / f"errors-{rank}", "w", buffering=1)
