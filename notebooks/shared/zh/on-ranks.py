@@ -66,7 +66,6 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # 通信不出本机
-    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # 等所有 rank 都连上再开始
     torch.set_num_threads(1)  # 各个 rank 共用 CPU 核
     sys.stdout = open(folder / f"printed-{rank}", "w", buffering=1)
     sys.stderr = open(folder / f"errors-{rank}", "w", buffering=1)
@@ -76,7 +75,9 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         if backend == "nccl":
             torch.cuda.set_device(rank)
         options = {"rank": rank, "world_size": ranks, "timeout": timedelta(seconds=seconds)}
+        os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # 等所有 rank 都连上再开始
         dist.init_process_group(backend, init_method=f"file://{folder}/store", **options)
+        os.environ["TORCH_DIST_INIT_BARRIER"] = "0"  # 只对这个进程组：预演用的进程组里没有别的 rank 可等
         torch.save(function(*arguments), folder / f"result-{rank}")
     except BaseException as error:
         text = f"rank {rank}（共 {ranks} 个）：{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
