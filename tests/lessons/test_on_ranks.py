@@ -28,12 +28,20 @@ def cell():
 
 
 @pytest.fixture
-def on_ranks(cell, tmp_path, monkeypatch):
+def on_ranks(cell, monkeypatch):
     """The function; afterwards no process is left, and no file in the folder for temporary ones."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    yield cell["on_ranks"]
-    assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
-    assert list(tmp_path.iterdir()) == []
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: too long a name for sockets
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.chdir(folder)  # where processes are found, too, whose parent is gone
+        yield cell["on_ranks"]
+        assert [process for process in psutil.process_iter(["pid", "cwd", "status"]) if is_left(process, folder)] == []
+        assert os.listdir(folder) == []
+        monkeypatch.undo()
+
+
+def is_left(process, folder):
+    info = process.info
+    return info["cwd"] == folder and info["status"] != psutil.STATUS_ZOMBIE and info["pid"] != os.getpid()
 
 
 def add_up():
@@ -82,6 +90,67 @@ def test_the_rank_that_failed_first_is_named(on_ranks, what, said):
     assert len(on_ranks(4, add_up)) == 4
 
 
+def half_a_line():
+    print("half a line", end="")
+
+
+def not_utf8():
+    os.write(2, b"\xff\xfe")
+    os._exit(4)
+
+
+def strange_letters():
+    raise ValueError("no file name\udce9.csv: 没有")
+
+
+def print_and_be_killed():
+    print("第 1 步" * 4000, end="")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_is_printed_without_the_end_of_a_line(on_ranks, capsys):
+    on_ranks(2, half_a_line)
+    assert capsys.readouterr().out == "half a line" * 2
+
+
+def test_what_other_programs_print(on_ranks, capsys):
+    on_ranks(2, lambda: os.system("echo from a program"))
+    assert capsys.readouterr().out == "from a program\n" * 2
+
+
+@pytest.mark.parametrize(
+    "what, said",
+    [
+        (not_utf8, "ended with exit code 4"),
+        (strange_letters, "ValueError: no file name\\udce9.csv: 没有"),
+        (print_and_be_killed, "ended with exit code -9"),
+    ],
+)
+def test_letters_that_cannot_be_written_hide_no_failure(on_ranks, what, said):
+    with pytest.raises(RuntimeError) as error:
+        on_ranks(2, on_rank_1(what))
+    assert str(error.value).splitlines()[0] == f"rank 1 of 2: {said}"
+
+
+def test_a_rank_that_is_killed_before_it_begins(on_ranks, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(RuntimeError, match="rank [01] of 2: ended with exit code -9"):
+        on_ranks(2, add_up)
+
+
+def load_with_workers(then):
+    for _ in torch.utils.data.DataLoader(range(100), num_workers=2, persistent_workers=True):
+        return then()
+
+
+def test_workers_of_a_data_loader_end_with_their_rank(on_ranks):
+    with pytest.raises(RuntimeError, match="rank 1 of 2: ended with exit code -9"):
+        on_ranks(2, on_rank_1(lambda: load_with_workers(lambda: os.kill(os.getpid(), signal.SIGKILL))))
+    assert on_ranks(2, load_with_workers, lambda: "done") == ["done", "done"]
+    with pytest.raises(RuntimeError, match=r"ranks \[0\] of 1: not done in time"):
+        on_ranks(1, load_with_workers, lambda: time.sleep(100), seconds=1)
+
+
 def test_a_traceback_leads_to_the_line(on_ranks):
     with pytest.raises(RuntimeError, match="in row_is_missing"):
         on_ranks(2, on_rank_1(row_is_missing))
@@ -127,7 +196,7 @@ def test_a_system_that_cannot_fork(on_ranks, monkeypatch, platform):
 def test_cuda_was_used_before(cell, on_ranks, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     cell["note_cuda"](type("Result", (), {"execution_count": 7}))
-    with pytest.raises(RuntimeError, match=r"^cell \[7\] used CUDA"):
+    with pytest.raises(RuntimeError, match=r"^cell 7 used CUDA"):
         on_ranks(2, add_up)
     cell["cuda_since"].clear()
 

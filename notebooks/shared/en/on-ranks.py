@@ -15,46 +15,45 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # lets PyTorch count GPUs wit
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports for a second: once here, not once in each rank
 gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
 cuda_since = []  # the number of the first cell that used CUDA
 
 
+# PyTorch's own start_processes (of torchelastic) takes over signal handlers, and logs ten lines for each failure
 def on_ranks(ranks, function, *arguments, seconds=60):
     """Calls function(*arguments) in so many processes, forked from this one; returns their results in the order of ranks.
 
-    Tensors come back on the CPU. What the ranks print appears rank by rank. A collective call that waits for longer than
-    `seconds` raises; 5 seconds later all ranks are ended. If a rank fails, all are ended at once, and RuntimeError
-    names the rank that was the first to fail, and says why.
+    Tensors come back on the CPU. What the ranks print appears rank by rank; their warnings and logs do not. A collective
+    call that waits for longer than `seconds` raises, and after 5 seconds more all ranks are ended, whatever they do.
+    If a rank fails, all are ended at once, and RuntimeError names the rank that was the first to fail, and says why.
     """
     if sys.platform != "linux":
         raise RuntimeError("on_ranks needs Linux: on Windows use WSL; on a Mac open this lesson in Colab or Kaggle")
     if not 1 <= ranks <= 64:
         raise ValueError(f"{ranks} ranks? 1 to 64 make sense on one machine")
     if torch.cuda.is_initialized():
-        raise RuntimeError(f"cell {cuda_since} used CUDA in the notebook itself; restart, and use it only in functions on ranks")
+        cell = f"cell {cuda_since[0]}" if cuda_since else "this cell"
+        raise RuntimeError(f"{cell} used CUDA in the notebook itself; restart, and use it only in functions on ranks")
     backend = "nccl" if ranks <= gpus else "gloo"  # decided once, for all ranks
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        for rank in range(ranks):
+            for kind in ("printed", "errors", "failure"):
+                (folder / f"{kind}-{rank}").touch()
         processes = []
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # an interrupt waits until all ranks are known
         try:
             for rank in range(ranks):
                 arguments_of_rank = (rank, ranks, folder, backend, seconds, function, arguments)
-                processes.append(mp.get_context("fork").Process(target=one_rank, args=arguments_of_rank))
+                processes.append(multiprocessing.get_context("fork").Process(target=one_rank, args=arguments_of_rank))
                 processes[-1].start()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             failure = first_failure(processes, folder, time.monotonic() + seconds + 5)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             for process in processes:
-                if process.pid:
-                    process.kill()
-                    process.join()
-            for printed in [folder / f"printed-{rank}" for rank in range(ranks)]:
-                print(printed.read_text() if printed.exists() else "", end="")
+                end_rank(process)
+            for rank in range(ranks):
+                print(text_of(folder / f"printed-{rank}"), end="")
         if failure:
             raise RuntimeError(failure)
         return [torch.load(folder / f"result-{rank}", "cpu", weights_only=False) for rank in range(ranks)]
@@ -62,14 +61,15 @@ def on_ranks(ranks, function, *arguments, seconds=60):
 
 def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a notebook that is killed takes its ranks along
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted cell ends its ranks wherever they are
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    os.setsid()  # a group of its own, so that the workers of its data loaders end with it
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # stay on this machine
+    tempfile.tempdir = str(folder)  # what killed ranks leave there goes with the folder
     torch.set_num_threads(1)  # the ranks share the cores
-    sys.stdout = open(folder / f"printed-{rank}", "w", buffering=1)
-    sys.stderr = open(folder / f"errors-{rank}", "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), 2)  # what C++ writes
+    sys.stdout = open(folder / f"printed-{rank}", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
+    sys.stderr = open(folder / f"errors-{rank}", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
+    os.dup2(sys.stdout.fileno(), 1)  # what C++ and other programs write goes there, too
+    os.dup2(sys.stderr.fileno(), 2)
     logging.disable(logging.WARNING)  # what libraries log would go past the files, into the notebook
     try:
         if backend == "nccl":
@@ -81,29 +81,46 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         torch.save(function(*arguments), folder / f"result-{rank}")
     except BaseException as error:
         text = f"rank {rank} of {ranks}: {type(error).__name__}: {error}\n\n{traceback.format_exc()}"
-        (folder / f"failure-{rank}").write_text(text)
+        (folder / f"failure-{rank}").write_text(text, encoding="utf-8", errors="backslashreplace")
         with contextlib.suppress(FileExistsError):
             os.link(folder / f"failure-{rank}", folder / "first")  # failures of other ranks may follow from it
-        time.sleep(0.2)  # a rank that was killed is seen first: this one may have failed because of it
-        os._exit(1)
+        leave_rank(1)
     while not all((folder / f"result-{other}").exists() for other in range(ranks)):
         time.sleep(0.01)  # a rank that leaves early would cut off the others
-    os._exit(0)  # without tidying up what belongs to the notebook
+    leave_rank(0)
+
+
+def leave_rank(exit_code):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # without tidying up what belongs to the notebook
+
+
+def end_rank(process):
+    if process.pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+
+
+def text_of(path):
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def first_failure(processes, folder, deadline):
     running = list(processes)
     while running:
-        ended = multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
-        for process in running:
-            if process.sentinel in ended:
-                process.join()  # until its exit code is known
+        multiprocessing.connection.wait([process.sentinel for process in running], 0.1)
+        failed = (folder / "first").exists()
+        if failed:
+            time.sleep(0.1)  # if a rank that was killed made this one fail, that can be seen by now
         for rank, process in enumerate(processes):
-            if process.exitcode and not (folder / f"failure-{rank}").exists():
-                words = (folder / f"errors-{rank}").read_text()[-2000:]
+            if process.exitcode and not text_of(folder / f"failure-{rank}"):
+                words = text_of(folder / f"errors-{rank}")[-2000:]
                 return f"rank {rank} of {len(processes)}: ended with exit code {process.exitcode}\n\n{words}"
-        if (folder / "first").exists():
-            return (folder / "first").read_text()
+        if failed:
+            return text_of(folder / "first")
         if time.monotonic() > deadline:
             late = [rank for rank in range(len(processes)) if not (folder / f"result-{rank}").exists()]
             return f"ranks {late} of {len(processes)}: not done in time"

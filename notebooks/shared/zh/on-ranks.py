@@ -15,18 +15,18 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # 让 PyTorch 数 GPU 时不�
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 torch.optim.SGD([torch.zeros(1)])  # 创建第一个优化器时要花一秒导入模块：在这里先导入，各个 rank 就不必再导入
 gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
 cuda_since = []  # 第一个用到 CUDA 的单元格的编号
 
 
+# PyTorch 自带的 start_processes（torchelastic）会接管信号处理函数，而且每次出错都要写十来行日志
 def on_ranks(ranks, function, *arguments, seconds=60):
     """从本进程 fork 出 ranks 个进程，在每个进程里调用 function(*arguments)，按 rank 的顺序返回结果。
 
-    返回的张量都在 CPU 上。各个 rank 打印的内容按 rank 的顺序显示。集合通信等待超过 seconds 秒就会报错；再过 5 秒，
-    所有 rank 都会被结束。只要有一个 rank 出错，就立刻结束所有 rank，并抛出 RuntimeError，说明最先出错的是哪个 rank、
+    返回的张量都在 CPU 上。各个 rank 打印的内容按 rank 的顺序显示，警告和日志不显示。集合通信等待超过
+    seconds 秒就会报错；再过 5 秒，无论在做什么，所有 rank 都会被结束。只要有一个 rank 出错，就立刻结束所有 rank，并抛出 RuntimeError，说明最先出错的是哪个 rank、
     为什么出错。
     """
     if sys.platform != "linux":
@@ -34,27 +34,26 @@ def on_ranks(ranks, function, *arguments, seconds=60):
     if not 1 <= ranks <= 64:
         raise ValueError(f"ranks={ranks}：一台机器上只能用 1 到 64 个 rank")
     if torch.cuda.is_initialized():
-        raise RuntimeError(f"单元格 {cuda_since} 在 notebook 自己的进程里用了 CUDA；要重启内核，只在由各个 rank 调用的函数里用 CUDA")
+        cell = f"单元格 {cuda_since[0]}" if cuda_since else "这个单元格"
+        raise RuntimeError(f"{cell} 在 notebook 自己的进程里用了 CUDA；要重启内核，只在由各个 rank 调用的函数里用 CUDA")
     backend = "nccl" if ranks <= gpus else "gloo"  # 为所有 rank 统一选定
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        for rank in range(ranks):
+            for kind in ("printed", "errors", "failure"):
+                (folder / f"{kind}-{rank}").touch()
         processes = []
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # 等所有 rank 都登记好了，再处理中断
         try:
             for rank in range(ranks):
                 arguments_of_rank = (rank, ranks, folder, backend, seconds, function, arguments)
-                processes.append(mp.get_context("fork").Process(target=one_rank, args=arguments_of_rank))
+                processes.append(multiprocessing.get_context("fork").Process(target=one_rank, args=arguments_of_rank))
                 processes[-1].start()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             failure = first_failure(processes, folder, time.monotonic() + seconds + 5)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             for process in processes:
-                if process.pid:
-                    process.kill()
-                    process.join()
-            for printed in [folder / f"printed-{rank}" for rank in range(ranks)]:
-                print(printed.read_text() if printed.exists() else "", end="")
+                end_rank(process)
+            for rank in range(ranks):
+                print(text_of(folder / f"printed-{rank}"), end="")
         if failure:
             raise RuntimeError(failure)
         return [torch.load(folder / f"result-{rank}", "cpu", weights_only=False) for rank in range(ranks)]
@@ -62,14 +61,15 @@ def on_ranks(ranks, function, *arguments, seconds=60):
 
 def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG：notebook 被杀时，各个 rank 也随之结束
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # 单元格被中断时，各个 rank 无论停在哪里，都随之结束
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    os.setsid()  # 一个自成一组的进程：它启动的数据加载进程会随它一起结束
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # 通信不出本机
+    tempfile.tempdir = str(folder)  # 被杀掉的 rank 留下的临时文件，会随文件夹一起删除
     torch.set_num_threads(1)  # 各个 rank 共用 CPU 核
-    sys.stdout = open(folder / f"printed-{rank}", "w", buffering=1)
-    sys.stderr = open(folder / f"errors-{rank}", "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), 2)  # C++ 代码直接打印的内容也写到这里
+    sys.stdout = open(folder / f"printed-{rank}", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
+    sys.stderr = open(folder / f"errors-{rank}", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
+    os.dup2(sys.stdout.fileno(), 1)  # C++ 和子进程输出的内容也写进这两个文件
+    os.dup2(sys.stderr.fileno(), 2)
     logging.disable(logging.WARNING)  # 库的日志会绕过这些文件，写进 notebook
     try:
         if backend == "nccl":
@@ -81,29 +81,46 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         torch.save(function(*arguments), folder / f"result-{rank}")
     except BaseException as error:
         text = f"rank {rank}（共 {ranks} 个）：{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
-        (folder / f"failure-{rank}").write_text(text)
+        (folder / f"failure-{rank}").write_text(text, encoding="utf-8", errors="backslashreplace")
         with contextlib.suppress(FileExistsError):
             os.link(folder / f"failure-{rank}", folder / "first")  # 只记最先出错的：其他 rank 出错，可能只是受它牵连
-        time.sleep(0.2)  # 如果有别的 rank 被杀掉，让它先被发现：本 rank 可能只是受了牵连
-        os._exit(1)
+        leave_rank(1)
     while not all((folder / f"result-{other}").exists() for other in range(ranks)):
         time.sleep(0.01)  # 提前退出的 rank 会让其他 rank 的连接断开
-    os._exit(0)  # 直接退出，不去清理属于 notebook 的东西
+    leave_rank(0)
+
+
+def leave_rank(exit_code):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # 直接退出，不去清理属于 notebook 的东西
+
+
+def end_rank(process):
+    if process.pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+
+
+def text_of(path):
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def first_failure(processes, folder, deadline):
     running = list(processes)
     while running:
-        ended = multiprocessing.connection.wait([process.sentinel for process in running], max(0, deadline - time.monotonic()))
-        for process in running:
-            if process.sentinel in ended:
-                process.join()  # 等到退出码确定
+        multiprocessing.connection.wait([process.sentinel for process in running], 0.1)
+        failed = (folder / "first").exists()
+        if failed:
+            time.sleep(0.1)  # 如果它出错，是因为别的 rank 被杀掉了，那么到这时也看得出来了
         for rank, process in enumerate(processes):
-            if process.exitcode and not (folder / f"failure-{rank}").exists():
-                words = (folder / f"errors-{rank}").read_text()[-2000:]
+            if process.exitcode and not text_of(folder / f"failure-{rank}"):
+                words = text_of(folder / f"errors-{rank}")[-2000:]
                 return f"rank {rank}（共 {len(processes)} 个）：进程结束，退出码 {process.exitcode}\n\n{words}"
-        if (folder / "first").exists():
-            return (folder / "first").read_text()
+        if failed:
+            return text_of(folder / "first")
         if time.monotonic() > deadline:
             late = [rank for rank in range(len(processes)) if not (folder / f"result-{rank}").exists()]
             return f"rank {late}（共 {len(processes)} 个）：没有按时完成"
