@@ -4,13 +4,11 @@ As a program: SIMULATED_GPUS=8 python -m tests.simulated RESULT.json [LESSON ...
 """
 
 import contextlib
-import faulthandler
 import io
 import json
 import linecache
-import multiprocessing.connection
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -82,7 +80,6 @@ def run_lessons(names):
 
     from tests.conftest import BOOK
 
-    subprocess.Popen = Launched
     printed = {}
     for lesson in BOOK.source.lessons:
         if lesson.name in names:
@@ -117,11 +114,12 @@ def run_lesson(lesson, result):
     if "workshop" in variables:  # the cell that tidies it up may be left out
         variables["workshop"].cleanup()
     result.write_text(json.dumps(printed), encoding="utf-8")
-    os._exit(0)  # see the end of work()
+    # Without tidying up: where the last DDP goes after its process group, PyTorch 2.13 sometimes waits for ever.
+    os._exit(0)
 
 
 def forked_with_cuda(on_ranks):
-    """on_ranks refuses once CUDA runs; simulated GPUs, which always do, can be forked all the same."""
+    """on_ranks refuses once CUDA runs, as simulated GPUs always do: here, once the notebook has put something on one."""
     import torch
 
     is_initialized = torch.cuda.is_initialized
@@ -131,7 +129,7 @@ def forked_with_cuda(on_ranks):
             torch.cuda.is_initialized = is_initialized
             return function(*arguments)
 
-        torch.cuda.is_initialized = lambda: False
+        torch.cuda.is_initialized = lambda: any(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
         try:
             return on_ranks(ranks, on_a_rank, *arguments, **keywords)
         finally:
@@ -157,92 +155,6 @@ def run_cell(lesson, id, source, variables):
     return output.getvalue()
 
 
-class Launched:
-    """In place of Popen: a script, or torchrun with its workers, forked from a process that has imported torch.
-
-    It saves three seconds for each of them. What torchrun itself does is the same with GPUs and without.
-    """
-
-    original = subprocess.Popen
-    workers = multiprocessing.get_context("forkserver")
-    workers.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"])
-
-    def __new__(cls, command, **keywords):
-        return object.__new__(cls) if command[0] == sys.executable else cls.original(command, **keywords)
-
-    def __init__(self, command, cwd=None, env=None, **keywords):
-        place = next(place for place, word in enumerate(command) if word.endswith(".py"))
-        options = dict(option.partition("=")[::2] for option in command[:place] if option.startswith("--"))
-        count = int(options.get("--nproc-per-node", 1))
-        lives = int(options.get("--max-restarts", 0)) + 1
-        self.output = ""
-        for life in range(lives):
-            self.returncode = self.live(life, count, command[place:], cwd, env)
-            if self.returncode == 0:
-                break
-
-    def live(self, life, count, script, cwd, env):
-        """Runs all workers; returns 0, or 1 if one fails, which takes the others along, as with torchrun."""
-        import torch.distributed as dist
-
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
-        common |= {"TORCHELASTIC_RESTART_COUNT": life, "TORCHELASTIC_USE_AGENT_STORE": True}
-        processes = []
-        with tempfile.TemporaryDirectory() as folder:
-            for rank in range(count):
-                about = {**env, **common, "RANK": rank, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo"}
-                arguments = (str(cwd), script, {name: str(value) for name, value in about.items()}, f"{folder}/{rank}")
-                processes.append(self.workers.Process(target=work, args=arguments))
-                processes[-1].start()
-            waiting = list(processes)
-            while waiting:
-                multiprocessing.connection.wait([process.sentinel for process in waiting])
-                failed = [process for process in processes if process.exitcode]
-                for process in waiting if failed else []:
-                    process.kill()
-                waiting = [process for process in waiting if process.exitcode is None]
-            self.output += "".join(Path(f"{folder}/{rank}").read_text("utf-8") for rank in range(count))
-        return int(bool(failed))
-
-    def communicate(self, timeout=None):
-        return self.output, self.output
-
-    def poll(self):
-        return self.returncode
-
-    wait = communicate
-
-    def terminate(self):
-        pass
-
-    kill = terminate
-
-
-def work(cwd, script, environment, output):
-    """A worker: runs the script, a list with its arguments, as a program of its own would."""
-    import torch
-
-    sys.argv = script
-
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path.insert(0, cwd)
-    torch.set_num_threads(1)
-    sys.stdout = sys.stderr = open(output, "w", buffering=1, encoding="utf-8")
-    os.dup2(sys.stdout.fileno(), 2)  # what C++ says
-    faulthandler.dump_traceback_later(100, exit=True)
-    code, variables = 0, {"__name__": "__main__"}
-    try:
-        exec(compile(Path(script[0]).read_text("utf-8"), script[0], "exec"), variables)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    # Without tidying up: where the last DDP goes after its process group, PyTorch 2.13 sometimes waits for ever.
-    os._exit(code)
-
-
 def main(result, *names):
     result = Path(result).absolute()
     with tempfile.TemporaryDirectory() as folder:
@@ -250,7 +162,7 @@ def main(result, *names):
         printed = run_lessons(names)
         os.chdir("/")
     result.write_text(json.dumps(printed, indent=1), encoding="utf-8")
-    os._exit(0)  # see the end of work()
+    os._exit(0)
 
 
 if __name__ == "__main__":
