@@ -32,6 +32,7 @@ def main() -> None:
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
         print("interrupted; the last run and the last site are as they were", file=sys.stderr)
+        exec("")  # or Python, if it was in an exec() when interrupted, ends as though nobody had caught that
         sys.exit(130)
 
 
@@ -145,8 +146,7 @@ def execute(names: list[str], edition: str | None, gpus: list[int | None], force
     machine.choose_gpus(max(count or 0 for count in gpus))  # all must be there before anything starts
     with files.lock(book.root / "_build"):
         for count in gpus:
-            several = runs.runs_folder(book.root) / f"{count}-gpus"
-            folder = several if len(gpus) > 1 else runs.run_folder(book.root)
+            folder = runs.runs_folder(book.root) / f"{count}-gpus" if len(gpus) > 1 else runs.run_folder(book.root)
             execute_lessons(book, lessons, count, force, cold, folder)
 
 

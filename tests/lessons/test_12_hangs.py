@@ -3,11 +3,8 @@
 Not run for one rank: it waits for nobody. Only its own execution and this file run Gloo; nothing here needs NCCL.
 """
 
-import contextlib
 import faulthandler
 import importlib.metadata
-import io
-import multiprocessing
 import os
 import re
 
@@ -15,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import tests.appended
 from tests.conftest import BOOK
 from tests.reading import run_cells
 
@@ -27,17 +25,9 @@ def lesson():
 
 
 @pytest.fixture(scope="module")
-def printed():
+def printed(run):
     """What the lesson's own cells print."""
-    text = io.StringIO()
-    variables = {"__name__": "__main__"}
-    for cell in BOOK.page("en/12_hangs").code:
-        if cell.id not in ("figures", "calls-plot") and not cell.id.startswith("exercise"):
-            print(f"## {cell.id}", file=text)
-            with contextlib.redirect_stdout(text):
-                exec(compile(cell.source, cell.id, "exec"), variables)
-    assert not multiprocessing.active_children()  # no hang leaves a process behind
-    return {part.partition("\n")[0]: part.partition("\n")[2] for part in text.getvalue().split("## ")[1:]}
+    return {cell.id: tests.appended.printed(run, "en/12_hangs", cell.id) for cell in BOOK.page("en/12_hangs").code}
 
 
 def test_who_complains(printed):
@@ -151,11 +141,11 @@ def test_messages_of_ddp(lesson):
     assert in_table("Expected to have finished reduction in the prior iteration before starting a new one") in first
 
 
+@pytest.mark.skipif(dist.is_nccl_available(), reason="asks a PyTorch without NCCL")
 def test_no_nccl_here():
-    if not dist.is_nccl_available():
-        message = in_table("Distributed package doesn't have NCCL built in")
-        with pytest.warns(UserWarning), pytest.raises(RuntimeError, match=message):
-            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    message = in_table("Distributed package doesn't have NCCL built in")
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match=message):
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def in_table(message):

@@ -615,11 +615,10 @@ def test_the_new_script_trains_as_the_old_one(processes, batch, tmp_path):
     assert difference(tmp_path) < 1e-6
 
 
-@pytest.mark.parametrize("processes", [2, 3, 8])
-def test_torchrun_starts_the_new_script(processes, tmp_path):
+def test_torchrun_starts_the_new_script(tmp_path):
     write_scripts(tmp_path)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    done = start(tmp_path, *launcher, f"--nproc-per-node={processes}", "after.py", "--cpu")
+    done = start(tmp_path, *launcher, "--nproc-per-node=3", "after.py", "--cpu")
     assert done.returncode == 0, done.stderr[-3000:]
     assert difference(tmp_path) < 1e-6
 
