@@ -130,3 +130,20 @@ def test_lessons_and_glossary_lead_to_each_other(html, edition):
         shown_in = [link["href"].partition("#")[0] for link in term.find_next_sibling("dd").select("a[href]")]
         for lesson in (page for page in shown_in if page.removesuffix(".html") in NAMES):
             assert soup(html / edition / lesson).select(f"a.reference[href='glossary.html#{anchor}']"), (lesson, anchor)
+
+
+def test_paper_shows_all_that_the_page_says(visit):
+    """Long lines break, nothing covers the text, and figures are dark on white, whatever the reader's scheme."""
+    page = visit("en/16_choose.html", color_scheme="dark")
+    page.emulate_media(media="print")
+    assert not page.locator(".skip-to-content").is_visible()
+    boxes = page.locator("article pre").all()
+    assert not [box.inner_text() for box in boxes if box.evaluate("box => box.scrollWidth > box.clientWidth + 1")]
+    assert page.locator("article img").first.evaluate("image => getComputedStyle(image).filter") == "none"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_output_scrolls_sideways(visit, width):
+    page = visit("en/12_hangs.html", viewport={"width": width, "height": 800})
+    wide = "boxes => boxes.filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.textContent)"
+    assert page.locator(".cell_output pre").evaluate_all(wide) == []
