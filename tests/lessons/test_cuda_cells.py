@@ -142,7 +142,7 @@ FACTS = {
     ("16_choose", "run-both"): lambda n: [
         f"GPUs that DataParallel may use: {n}",
         (4, "equal to rounding: True"),
-        "5 processes: equal to rounding: False",
+        "processes: 5, equal to rounding: False",
     ],
     ("16_choose", "healthy"): lambda n: ["DataParallel: ✓", "DDP: ✓", "FSDP2: ✓"],
 }
