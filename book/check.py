@@ -16,6 +16,7 @@ from functools import cache
 from importlib.resources import files as package_files
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unicodedata import east_asian_width
 from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
@@ -30,6 +31,7 @@ from .sources import CELL_ID, shared_source
 
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?|[0-9a-f]{6,}")  # as editors give them
 MAGIC = re.compile(r"^(\s*)(%%?[a-z].*|!(?!=).*)", re.MULTILINE)  # not the operators % and !=, continuing a line
+WIDTH = 79  # columns of code that fit a page; Chinese letters take two
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin)
 
 
@@ -87,11 +89,16 @@ def settings(book: Book) -> Iterator[Problem]:
             yield Problem("_config.yml", f"no setting is called {name}{''.join(near)}")
 
 
-def untidy(book: Book) -> list[Problem]:
-    """Notebooks that are not to be committed as they are. Editors leave them so; a build does not mind."""
-    text = "has outputs, or is not as tidy writes it; before you commit: python -m book tidy"
-    lessons = [lesson for lesson in book.lessons if lesson.raw != json_text(notebook_json(lesson.cells))]
-    return [Problem(lesson.path, text) for lesson in lessons]
+def untidy(book: Book) -> Iterator[Problem]:
+    """What is not to be committed as it is. Editors leave notebooks so; a build does not mind."""
+    for lesson in book.lessons:
+        if lesson.raw != json_text(notebook_json(lesson.cells)):
+            text = "has outputs, or is not as tidy writes it; before you commit: python -m book tidy"
+            yield Problem(lesson.path, text)
+        for cell in lesson.code:
+            for number, line in enumerate(cell.source.splitlines(), 1):
+                if (columns := len(line) + sum(east_asian_width(letter) in "WF" for letter in line)) > WIDTH:
+                    yield Problem(lesson.where(cell), f"line {number} has {columns} columns; a page shows {WIDTH}")
 
 
 def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:

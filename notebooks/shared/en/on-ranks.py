@@ -11,32 +11,45 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # lets PyTorch count GPUs without starting CUDA, which cannot be forked
+# lets PyTorch count GPUs without starting CUDA, which cannot be forked
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 import torch
 import torch.distributed as dist
 
-torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports for a second: once here, not once in each rank
+# the first optimizer imports for a second: once here, not once in each rank
+torch.optim.SGD([torch.zeros(1)])
 gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
 cuda_since = []  # the number of the first cell that used CUDA
 
 
-# PyTorch's own start_processes (of torchelastic) takes over signal handlers, and logs ten lines for each failure
+# PyTorch's own start_processes (of torchelastic) takes over signal handlers,
+# and logs ten lines for each failure
 def on_ranks(ranks, function, *arguments, seconds=60):
-    """Calls function(*arguments) in so many processes, forked from this one; returns their results in the order of ranks.
+    """Calls function(*arguments) in so many processes, forked from this one;
+    returns their results in the order of ranks.
 
-    Tensors come back on the CPU. What the ranks print appears rank by rank; their warnings and logs do not. A collective
-    call that waits for longer than `seconds` raises, and after 5 seconds more all ranks are ended, whatever they do.
-    If a rank fails, all are ended at once, and RuntimeError names the rank that was the first to fail, and says why.
+    Tensors come back on the CPU. What the ranks print appears rank by rank;
+    their warnings and logs do not. A collective call that waits for longer
+    than `seconds` raises, and after 5 seconds more all ranks are ended,
+    whatever they do. If a rank fails, all are ended at once, and RuntimeError
+    names the rank that was the first to fail, and says why.
     """
     if sys.platform != "linux":
-        raise RuntimeError("on_ranks needs Linux: on Windows use WSL; on a Mac open this lesson in Colab or Kaggle")
+        raise RuntimeError(
+            "on_ranks needs Linux: on Windows use WSL; on a Mac open this "
+            "lesson in Colab or Kaggle"
+        )
     if not 1 <= ranks <= 64:
         raise ValueError(f"{ranks} ranks? 1 to 64 make sense on one machine")
     if torch.cuda.is_initialized():
         cell = f"cell {cuda_since[0]}" if cuda_since else "this cell"
-        raise RuntimeError(f"{cell} used CUDA in the notebook itself; restart, and use it only in functions on ranks")
-    backend = "nccl" if ranks <= gpus else "gloo"  # decided once, for all ranks
+        raise RuntimeError(
+            f"{cell} used CUDA in the notebook itself; restart, and use it "
+            "only in functions on ranks"
+        )
+    # decided once, for all ranks
+    backend = "nccl" if ranks <= gpus else "gloo"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for rank in range(ranks):
@@ -45,10 +58,24 @@ def on_ranks(ranks, function, *arguments, seconds=60):
         processes = []
         try:
             for rank in range(ranks):
-                arguments_of_rank = (rank, ranks, folder, backend, seconds, function, arguments)
-                processes.append(multiprocessing.get_context("fork").Process(target=one_rank, args=arguments_of_rank))
+                arguments_of_rank = (
+                    rank,
+                    ranks,
+                    folder,
+                    backend,
+                    seconds,
+                    function,
+                    arguments,
+                )
+                processes.append(
+                    multiprocessing.get_context("fork").Process(
+                        target=one_rank, args=arguments_of_rank
+                    )
+                )
                 processes[-1].start()
-            failure = first_failure(processes, folder, time.monotonic() + seconds + 5)
+            failure = first_failure(
+                processes, folder, time.monotonic() + seconds + 5
+            )
         finally:
             for process in processes:
                 end_rank(process)
@@ -56,36 +83,76 @@ def on_ranks(ranks, function, *arguments, seconds=60):
                 print(text_of(folder / f"printed-{rank}"), end="")
         if failure:
             raise RuntimeError(failure)
-        return [torch.load(folder / f"result-{rank}", "cpu", weights_only=False) for rank in range(ranks)]
+        return [
+            torch.load(folder / f"result-{rank}", "cpu", weights_only=False)
+            for rank in range(ranks)
+        ]
 
 
 def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a notebook that is killed takes its ranks along
-    os.setsid()  # a group of its own, so that the workers of its data loaders end with it
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # stay on this machine
-    tempfile.tempdir = str(folder)  # what killed ranks leave there goes with the folder
+    # PR_SET_PDEATHSIG: a notebook that is killed takes its ranks along
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    # a group of its own, so that the workers of its data loaders end with it
+    os.setsid()
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+    )
+    # stay on this machine
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    # what killed ranks leave there goes with the folder
+    tempfile.tempdir = str(folder)
     torch.set_num_threads(1)  # the ranks share the cores
-    sys.stdout = open(folder / f"printed-{rank}", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
-    sys.stderr = open(folder / f"errors-{rank}", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
-    os.dup2(sys.stdout.fileno(), 1)  # what C++ and other programs write goes there, too
+    sys.stdout = open(
+        folder / f"printed-{rank}",
+        "a",
+        encoding="utf-8",
+        errors="backslashreplace",
+        buffering=1,
+    )
+    sys.stderr = open(
+        folder / f"errors-{rank}",
+        "a",
+        encoding="utf-8",
+        errors="backslashreplace",
+        buffering=1,
+    )
+    # what C++ and other programs write goes there, too
+    os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
-    logging.disable(logging.WARNING)  # what libraries log would go past the files, into the notebook
+    # what libraries log would go past the files, into the notebook
+    logging.disable(logging.WARNING)
     try:
         if backend == "nccl":
             torch.cuda.set_device(rank)
-        options = {"rank": rank, "world_size": ranks, "timeout": timedelta(seconds=seconds)}
-        os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # nobody starts before all are connected
-        dist.init_process_group(backend, init_method=f"file://{folder}/store", **options)
-        os.environ["TORCH_DIST_INIT_BARRIER"] = "0"  # for this group only: a rehearsal's has nobody to wait for
+        options = {
+            "rank": rank,
+            "world_size": ranks,
+            "timeout": timedelta(seconds=seconds),
+        }
+        # nobody starts before all are connected
+        os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+        dist.init_process_group(
+            backend, init_method=f"file://{folder}/store", **options
+        )
+        # for this group only: a rehearsal's has nobody to wait for
+        os.environ["TORCH_DIST_INIT_BARRIER"] = "0"
         torch.save(function(*arguments), folder / f"result-{rank}")
     except BaseException as error:
-        text = f"rank {rank} of {ranks}: {type(error).__name__}: {error}\n\n{traceback.format_exc()}"
-        (folder / f"failure-{rank}").write_text(text, encoding="utf-8", errors="backslashreplace")
+        text = f"rank {rank} of {ranks}: {type(error).__name__}: {error}"
+        text += "\n\n" + traceback.format_exc()
+        (folder / f"failure-{rank}").write_text(
+            text, encoding="utf-8", errors="backslashreplace"
+        )
         with contextlib.suppress(FileExistsError):
-            os.link(folder / f"failure-{rank}", folder / "first")  # failures of other ranks may follow from it
+            # failures of other ranks may follow from it
+            os.link(folder / f"failure-{rank}", folder / "first")
         leave_rank(1)
-    while not all((folder / f"result-{other}").exists() for other in range(ranks)):
+    while not all(
+        (folder / f"result-{other}").exists() for other in range(ranks)
+    ):
         time.sleep(0.01)  # a rank that leaves early would cut off the others
     leave_rank(0)
 
@@ -111,25 +178,42 @@ def text_of(path):
 def first_failure(processes, folder, deadline):
     running = list(processes)
     while running:
-        multiprocessing.connection.wait([process.sentinel for process in running], 0.1)
+        multiprocessing.connection.wait(
+            [process.sentinel for process in running], 0.1
+        )
         failed = (folder / "first").exists()
         if failed:
-            time.sleep(0.1)  # if a rank that was killed made this one fail, that can be seen by now
+            # if a rank that was killed made this one fail, that can be seen by
+            # now
+            time.sleep(0.1)
         for rank, process in enumerate(processes):
             if process.exitcode and not text_of(folder / f"failure-{rank}"):
                 words = text_of(folder / f"errors-{rank}")[-2000:]
-                return f"rank {rank} of {len(processes)}: ended with exit code {process.exitcode}\n\n{words}"
+                return (
+                    f"rank {rank} of {len(processes)}: ended with exit code "
+                    f"{process.exitcode}\n\n{words}"
+                )
         if failed:
             return text_of(folder / "first")
         if time.monotonic() > deadline:
-            late = [rank for rank in range(len(processes)) if not (folder / f"result-{rank}").exists()]
+            late = [
+                rank
+                for rank in range(len(processes))
+                if not (folder / f"result-{rank}").exists()
+            ]
             return f"ranks {late} of {len(processes)}: not done in time"
         running = [process for process in running if process.exitcode is None]
 
 
 def my_device():
-    """The device of this rank: a GPU of its own where there are enough, otherwise the CPU."""
-    return torch.device("cuda", dist.get_rank()) if dist.get_world_size() <= gpus else torch.device("cpu")
+    """The device of this rank: a GPU of its own where there are enough,
+    otherwise the CPU.
+    """
+    return (
+        torch.device("cuda", dist.get_rank())
+        if dist.get_world_size() <= gpus
+        else torch.device("cpu")
+    )
 
 
 def note_cuda(result):
@@ -139,4 +223,7 @@ def note_cuda(result):
 
 with contextlib.suppress(NameError):  # as a plain script it has no cells
     get_ipython().events.register("post_run_cell", note_cuda)
-print(f"CUDA GPUs on this machine: {gpus}; where there are more ranks than that, all compute on the CPU, with Gloo")
+print(
+    f"CUDA GPUs on this machine: {gpus}; where there are more ranks than "
+    "that, all compute on the CPU, with Gloo"
+)

@@ -6,7 +6,9 @@ import weakref
 
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # lets fake tensors through FSDP2's collectives
+
+# lets fake tensors through FSDP2's collectives
+import torch.distributed._tools.fake_collectives
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -17,54 +19,90 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 
 def peak(model, batch, gpus, how, checkpoint=False, precision=None):
-    """Rehearses training with Adam on fake tensors; returns the bytes of the fullest moment of the fullest GPU, by kind.
+    """Rehearses training with Adam on fake tensors; returns the bytes of the
+    fullest moment of the fullest GPU, by kind.
 
-    model: a function without arguments that builds the model. If the model returns one number, that is the loss;
+    model: a function without arguments that builds the model. If the model
+    returns one number, that is the loss;
     otherwise the mean of the squares of what it returns stands for the loss.
-    batch: the tensors to call the model with, a row for each example of the whole batch, or a function that makes them
+    batch: the tensors to call the model with, a row for each example of the
+    whole batch, or a function that makes them
     how: "one", "DataParallel", "DDP" or "FSDP2"
-    checkpoint: activation checkpointing of each block, that is of each element of a ModuleList or Sequential
-    precision: to compute in another dtype than that of the weights, for example torch.bfloat16
+    checkpoint: activation checkpointing of each block, that is of each element
+    of a ModuleList or Sequential
+    precision: to compute in another dtype than that of the weights, for
+    example torch.bfloat16
     """
     if how not in ("one", "DataParallel", "DDP", "FSDP2"):
-        raise ValueError(f'how: "one", "DataParallel", "DDP" or "FSDP2", not {how!r}')
+        raise ValueError(
+            f'how: "one", "DataParallel", "DDP" or "FSDP2", not {how!r}'
+        )
     if how == "one" and gpus != 1:
         raise ValueError(f'how="one" is for 1 GPU, not {gpus}')
-    return on_ranks(1, rehearse, model, batch, gpus, how, checkpoint, precision)[0]
+    return on_ranks(
+        1, rehearse, model, batch, gpus, how, checkpoint, precision
+    )[0]
 
 
 def rehearse(model, batch, gpus, how, checkpoint, precision):
-    dist.destroy_process_group()  # that of on_ranks: here nobody else is needed
+    # that of on_ranks: here nobody else is needed
+    dist.destroy_process_group()
     with contextlib.ExitStack() as stack:
         if how == "FSDP2":
-            dist.init_process_group("fake", rank=0, world_size=gpus)  # nobody else is there, nothing is sent
+            # nobody else is there, nothing is sent
+            dist.init_process_group("fake", rank=0, world_size=gpus)
             mesh = dist.init_device_mesh("cpu", (gpus,))
         fake = stack.enter_context(FakeTensorMode())
         with unittest.mock.patch.object(torch.utils, "swap_tensors", set_data):
             module = model()
-        rows = [fake.from_tensor(tensor) for tensor in (batch() if callable(batch) else batch)]
-        rows = [tensor[: math.ceil(len(tensor) / gpus)].clone() for tensor in rows]  # the largest part
+        rows = [
+            fake.from_tensor(tensor)
+            for tensor in (batch() if callable(batch) else batch)
+        ]
+        # the largest part
+        rows = [
+            tensor[: math.ceil(len(tensor) / gpus)].clone() for tensor in rows
+        ]
         if checkpoint:
             for block in blocks(module):
                 options = {"use_reentrant": False, "preserve_rng_state": False}
-                block.forward = functools.partial(recomputed, block.forward, **options)
+                block.forward = functools.partial(
+                    recomputed, block.forward, **options
+                )
         if how == "FSDP2":
-            policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision and torch.float32)
+            policy = MixedPrecisionPolicy(
+                param_dtype=precision, reduce_dtype=precision and torch.float32
+            )
             for part in [*blocks(module), module]:
                 fully_shard(part, mesh=mesh, mp_policy=policy)
-        buckets = [torch.empty_like(weight) for weight in module.parameters() if weight.requires_grad] if how == "DDP" else []
+        buckets = (
+            [
+                torch.empty_like(weight)
+                for weight in module.parameters()
+                if weight.requires_grad
+            ]
+            if how == "DDP"
+            else []
+        )
         network = OnGpu0(module, gpus) if how == "DataParallel" else module
-        optimizer = torch.optim.Adam(module.parameters(), foreach=True)  # foreach=True is what a GPU gets
+        # foreach=True is what a GPU gets
+        optimizer = torch.optim.Adam(module.parameters(), foreach=True)
         if how == "FSDP2":
             with torch.no_grad():
                 network(*rows)  # the first forward pass lays the shards out
             module.reshard()
         for weight in module.parameters():
-            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+            weight.grad = (
+                torch.zeros_like(weight) if weight.requires_grad else None
+            )
         optimizer.step()  # the first step makes the optimizer's state
         optimizer.zero_grad()
         with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
-            with torch.autocast("cpu", precision, enabled=precision is not None and how != "FSDP2"):
+            with torch.autocast(
+                "cpu",
+                precision,
+                enabled=precision is not None and how != "FSDP2",
+            ):
                 output = network(*rows)
             loss = output if output.dim() == 0 else output.square().mean()
             del output
@@ -76,7 +114,9 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
 
 
 def set_data(weight, changed):
-    weight.data = changed.data  # lets a model change the dtype of its weights: fake ones would be swapped, and cannot
+    # lets a model change the dtype of its weights: fake ones would be swapped,
+    # and cannot
+    weight.data = changed.data
 
 
 def blocks(module):
@@ -86,22 +126,40 @@ def blocks(module):
 
 
 def storages(tensors):
-    shards = [tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    return {storage._cdata: storage for storage in [shard.untyped_storage() for shard in shards]}.values()
+    shards = [
+        tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        for tensor in tensors
+    ]
+    return {
+        storage._cdata: storage
+        for storage in [shard.untyped_storage() for shard in shards]
+    }.values()
 
 
 class Rehearsal(TorchDispatchMode):
-    """Follows each storage from the operation that makes it until it is freed."""
+    """Follows each storage from the operation that makes it to its end."""
 
     def __init__(self, module, optimizer, others):
         super().__init__()
         self.parameters = list(module.parameters())
-        self.known = {}  # storage -> its kind, its bytes, and a weak reference that tells of its end
-        self.bytes = dict.fromkeys(["weights", "optimizer", "activations", "in passing", "gathered"], 0)
+        # storage -> its kind, its bytes, and a weak reference that tells of
+        # its end
+        self.known = {}
+        self.bytes = dict.fromkeys(
+            ["weights", "optimizer", "activations", "in passing", "gathered"],
+            0,
+        )
         self.fullest = {}
         for kind, tensors in [
             ("weights", [*module.parameters(), *module.buffers()]),
-            ("optimizer", [tensor for state in optimizer.state.values() for tensor in state.values()]),
+            (
+                "optimizer",
+                [
+                    tensor
+                    for state in optimizer.state.values()
+                    for tensor in state.values()
+                ],
+            ),
             ("in passing", others),
         ]:
             for storage in storages(tensors):
@@ -109,7 +167,11 @@ class Rehearsal(TorchDispatchMode):
 
     def follow(self, storage, kind=None):
         key = storage._cdata
-        old, size, end = self.known.get(key) or ("in passing", 0, weakref.ref(storage, lambda _: self.forget(key)))
+        old, size, end = self.known.get(key) or (
+            "in passing",
+            0,
+            weakref.ref(storage, lambda _: self.forget(key)),
+        )
         if kind is None or old in ("weights", "optimizer", "gathered"):
             kind = old
         self.bytes[old] -= size
@@ -121,7 +183,11 @@ class Rehearsal(TorchDispatchMode):
         self.bytes[kind] -= size
 
     def parts(self):
-        gradients = storages(weight.grad for weight in self.parameters if weight.grad is not None)
+        gradients = storages(
+            weight.grad
+            for weight in self.parameters
+            if weight.grad is not None
+        )
         parts = {
             "weights": self.bytes["weights"],
             "gradients": sum(storage.nbytes() for storage in gradients),
@@ -131,7 +197,9 @@ class Rehearsal(TorchDispatchMode):
         parts["in passing"] = sum(self.bytes.values()) - sum(parts.values())
         return parts
 
-    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+    def __torch_dispatch__(
+        self, operation, types, arguments=(), keywords=None
+    ):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back with the shards
         result = operation(*arguments, **keywords or {})
@@ -148,14 +216,21 @@ class Rehearsal(TorchDispatchMode):
                 self.follow(tensor.untyped_storage(), "activations")
             return tensor
 
-        def resize(storage, size):  # FSDP2 gathers and frees the weights of a block in this way
+        def resize(storage, size):
+            # FSDP2 gathers and frees the weights of a block in this way
             plain_resize(storage, size)
             self.follow(storage, "gathered")
 
         plain_resize = torch.UntypedStorage.resize_
         self.stack = contextlib.ExitStack()
-        self.stack.enter_context(torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor))
-        self.stack.enter_context(unittest.mock.patch.object(torch.UntypedStorage, "resize_", resize))
+        self.stack.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(
+                save, lambda tensor: tensor
+            )
+        )
+        self.stack.enter_context(
+            unittest.mock.patch.object(torch.UntypedStorage, "resize_", resize)
+        )
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -164,16 +239,26 @@ class Rehearsal(TorchDispatchMode):
 
 
 class OnGpu0(nn.Module):
-    """GPU 0 with DataParallel: replica 0 completes its gradients before they are added up, and all outputs come here."""
+    """GPU 0 with DataParallel: replica 0 completes its gradients before they
+    are added up, and all outputs come here.
+    """
 
     def __init__(self, module, gpus):
         super().__init__()
         self.module, self.gpus = module, gpus
 
     def forward(self, *rows):
-        names, weights = zip(*[pair for pair in self.module.named_parameters() if pair[1].requires_grad])
+        names, weights = zip(
+            *[
+                pair
+                for pair in self.module.named_parameters()
+                if pair[1].requires_grad
+            ]
+        )
         replica = dict(zip(names, Replicate.apply(*weights)))
-        return Gather.apply(torch.func.functional_call(self.module, replica, rows), self.gpus)
+        return Gather.apply(
+            torch.func.functional_call(self.module, replica, rows), self.gpus
+        )
 
 
 class Replicate(torch.autograd.Function):
@@ -183,14 +268,19 @@ class Replicate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        return tuple(gradient.clone() for gradient in gradients)  # in place of the sum over the replicas
+        # in place of the sum over the replicas
+        return tuple(gradient.clone() for gradient in gradients)
 
 
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, output, gpus):
         ctx.shape, ctx.gpus = output.shape, gpus
-        return output.new_empty(gpus * output.shape[0], *output.shape[1:]) if output.dim() else output.new_empty(gpus)
+        return (
+            output.new_empty(gpus * output.shape[0], *output.shape[1:])
+            if output.dim()
+            else output.new_empty(gpus)
+        )
 
     @staticmethod
     def backward(ctx, gradient):

@@ -7,12 +7,14 @@ from torch._utils import ExceptionWrapper
 
 
 class Broadcast(torch.autograd.Function):
-    """Copies each tensor n times; the backward pass adds up the n gradients."""
+    """Copies each tensor n times; backward adds up the n gradients."""
 
     @staticmethod
     def forward(ctx, n, *tensors):
         ctx.count = len(tensors)
-        copies = [t if i == 0 else t.clone() for i in range(n) for t in tensors]
+        copies = [
+            t if i == 0 else t.clone() for i in range(n) for t in tensors
+        ]
         frozen = [not needed for needed in ctx.needs_input_grad[1:]] * n
         ctx.mark_non_differentiable(*[c for c, f in zip(copies, frozen) if f])
         return tuple(copies)
@@ -20,37 +22,53 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         def add_up(copies):
-            first, *others = sorted(copies, key=lambda gradient: gradient.is_sparse)  # dense + sparse is defined, sparse + dense is not
+            # dense + sparse is defined, sparse + dense is not
+            first, *others = sorted(
+                copies, key=lambda gradient: gradient.is_sparse
+            )
             return sum(others, first)
 
-        return None, *[add_up(gradients[k :: ctx.count]) for k in range(ctx.count)]
+        return None, *[
+            add_up(gradients[k :: ctx.count]) for k in range(ctx.count)
+        ]
 
 
 class VirtualDataParallel(nn.DataParallel):
     """nn.DataParallel on n virtual devices: forward() is PyTorch's own."""
 
     def __init__(self, module, n, dim=0):
-        nn.Module.__init__(self)  # DataParallel's own __init__ looks for real GPUs
+        # DataParallel's own __init__ looks for real GPUs
+        nn.Module.__init__(self)
         self.module = module
         self.dim = dim
         self.device_ids = list(range(n))
         self.output_device = 0
         tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
-        self.src_device_obj = tensors[0].device  # a module without tensors is at home on the CPU
+        # a module without tensors is at home on the CPU
+        self.src_device_obj = tensors[0].device
 
     def split(self, value):
         n = len(self.device_ids)
         if isinstance(value, torch.Tensor):
             chunks = value.to(self.src_device_obj).chunk(n, self.dim)
-            return [chunk if i == 0 else chunk.clone() for i, chunk in enumerate(chunks)]  # chunk 0 stays where it is
+            # chunk 0 stays where it is
+            return [
+                chunk if i == 0 else chunk.clone()
+                for i, chunk in enumerate(chunks)
+            ]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return [type(value)(*parts) for parts in zip(*map(self.split, value))]
+            return [
+                type(value)(*parts) for parts in zip(*map(self.split, value))
+            ]
         if isinstance(value, tuple) and value:
             return list(zip(*map(self.split, value)))
         if isinstance(value, list) and value:
             return [list(parts) for parts in zip(*map(self.split, value))]
         if isinstance(value, dict) and value:
-            return [type(value)(items) for items in zip(*map(self.split, value.items()))]
+            return [
+                type(value)(items)
+                for items in zip(*map(self.split, value.items()))
+            ]
         return [value] * n  # everything else is shared
 
     def scatter(self, inputs, kwargs, device_ids):
@@ -58,30 +76,40 @@ class VirtualDataParallel(nn.DataParallel):
         named_chunks = self.split(kwargs) if kwargs else []
         if len(chunks) < len(named_chunks):
             chunks += [()] * (len(named_chunks) - len(chunks))
-        elif len(named_chunks) < len(inputs):  # the comparison that scatter_kwargs makes
+        elif len(named_chunks) < len(inputs):
+            # the comparison that scatter_kwargs makes
             named_chunks += [{}] * (len(chunks) - len(named_chunks))
         return tuple(chunks), tuple(named_chunks)
 
     def replicate(self, module, device_ids):
         parameters = list(module.parameters())
         copies = Broadcast.apply(len(device_ids), *parameters)
-        if not torch.is_grad_enabled():  # then replica 0 has the parameters themselves
+        if not torch.is_grad_enabled():
+            # then replica 0 has the parameters themselves
             copies = (*parameters, *copies[len(parameters) :])
         replicas = []
         for i in range(len(device_ids)):
             mine = dict(zip(parameters, copies[i * len(parameters) :]))
             mine |= {b: b if i == 0 else b.clone() for b in module.buffers()}
-            twins = {m: m._replicate_for_data_parallel() for m in module.modules()}
+            twins = {
+                m: m._replicate_for_data_parallel() for m in module.modules()
+            }
             for original, twin in twins.items():
                 for name, child in original._modules.items():
                     setattr(twin, name, twins.get(child))
-                for name, tensor in [*original._parameters.items(), *original._buffers.items()]:
+                for name, tensor in [
+                    *original._parameters.items(),
+                    *original._buffers.items(),
+                ]:
                     setattr(twin, name, mine.get(tensor))
             replicas.append(twins[module])
         return replicas
 
     def parallel_apply(self, replicas, inputs, kwargs):
-        unequal = f"The number of modules {len(replicas)} is not equal to the number of kwargs_tup {len(kwargs)}"
+        unequal = (
+            f"The number of modules {len(replicas)} is not equal to "
+            f"the number of kwargs_tup {len(kwargs)}"
+        )
         assert len(replicas) == len(kwargs), unequal
         results = [None] * len(replicas)
         device_type = self.src_device_obj.type
@@ -94,13 +122,17 @@ class VirtualDataParallel(nn.DataParallel):
                 with torch.autocast(device_type, enabled=autocast):
                     results[i] = replicas[i](*inputs[i], **kwargs[i])
             except Exception:
-                results[i] = ExceptionWrapper(where=f"in replica {i} on virtual device {i}")
+                results[i] = ExceptionWrapper(
+                    where=f"in replica {i} on virtual device {i}"
+                )
 
         if len(replicas) == 1:
             work(0)  # a single chunk needs no thread of its own
         else:
             for i in range(len(replicas)):
-                thread = threading.Thread(target=work, args=(i,), name=f"replica {i}")
+                thread = threading.Thread(
+                    target=work, args=(i,), name=f"replica {i}"
+                )
                 thread.start()
                 thread.join()  # in turn, so that printed lines come in order
         for result in results:
@@ -113,17 +145,31 @@ class VirtualDataParallel(nn.DataParallel):
         if isinstance(first, torch.Tensor):
             if self.dim == 0 and all(o.dim() == 0 for o in outputs):
                 warnings.warn(
-                    "Was asked to gather along dimension 0, but all input tensors were scalars; "
+                    "Was asked to gather along dimension 0, but all input "
+                    "tensors were scalars; "
                     "will instead unsqueeze and return a vector."
                 )
                 outputs = [o.view(1) for o in outputs]
             with torch.autocast(first.device.type, enabled=False):
-                return torch.cat([o.to(first.dtype) for o in outputs], self.dim)  # the dtype of the first one, with autocast or without
+                # the dtype of the first one, with autocast or without
+                return torch.cat(
+                    [o.to(first.dtype) for o in outputs], self.dim
+                )
         if first is None:
             return None
         if isinstance(first, dict):
             if any(len(o) != len(first) for o in outputs):
                 raise ValueError("All dicts must have the same number of keys")
-            return type(first)((k, self.gather([o[k] for o in outputs], output_device)) for k in first)
-        parts = map(lambda part: self.gather(part, output_device), zip(*outputs, strict=True))
-        return first._make(parts) if hasattr(first, "_fields") else type(first)(parts)
+            return type(first)(
+                (k, self.gather([o[k] for o in outputs], output_device))
+                for k in first
+            )
+        parts = map(
+            lambda part: self.gather(part, output_device),
+            zip(*outputs, strict=True),
+        )
+        return (
+            first._make(parts)
+            if hasattr(first, "_fields")
+            else type(first)(parts)
+        )

@@ -6,7 +6,9 @@ import weakref
 
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # 让假张量能通过 FSDP2 的集合通信
+
+# 让假张量能通过 FSDP2 的集合通信
+import torch.distributed._tools.fake_collectives
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -17,53 +19,86 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 
 def peak(model, batch, gpus, how, checkpoint=False, precision=None):
-    """用假张量（fake tensor）预演用 Adam 的训练，返回显存占用最多的 GPU 在峰值那一刻，各类内容各占多少字节。
+    """用假张量（fake tensor）预演用 Adam 的训练，返回显存占用最多的 GPU 在峰值
+    那一刻，各类内容各占多少字节。
 
-    model：不带参数的函数，返回模型。如果模型的输出是一个数，它就是损失；否则用输出的平方的均值代替损失。
-    batch：调用模型时传入的张量，每行一个样本，要包含整个批次；也可以是返回这些张量的函数
+    model：不带参数的函数，返回模型。如果模型的输出是一个数，它就是损失；否则用
+    输出的平方的均值代替损失。
+    batch：调用模型时传入的张量，每行一个样本，要包含整个批次；也可以是返回这些
+    张量的函数
     how："one"、"DataParallel"、"DDP" 或 "FSDP2"
     checkpoint：是否对每个块（ModuleList 或 Sequential 的元素）做激活值检查点
     precision：计算用的 dtype，与权重的 dtype 不同时才写，例如 torch.bfloat16
     """
     if how not in ("one", "DataParallel", "DDP", "FSDP2"):
-        raise ValueError(f'how 应为 "one"、"DataParallel"、"DDP" 或 "FSDP2"，不能是 {how!r}')
+        raise ValueError(
+            f'how 应为 "one"、"DataParallel"、"DDP" 或 "FSDP2"，不能是 {how!r}'
+        )
     if how == "one" and gpus != 1:
         raise ValueError(f'how="one" 只用于 1 个 GPU，不能是 {gpus} 个')
-    return on_ranks(1, rehearse, model, batch, gpus, how, checkpoint, precision)[0]
+    return on_ranks(
+        1, rehearse, model, batch, gpus, how, checkpoint, precision
+    )[0]
 
 
 def rehearse(model, batch, gpus, how, checkpoint, precision):
     dist.destroy_process_group()  # on_ranks 建立的进程组，这里用不着
     with contextlib.ExitStack() as stack:
         if how == "FSDP2":
-            dist.init_process_group("fake", rank=0, world_size=gpus)  # 没有别的进程，什么也不会发送
+            # 没有别的进程，什么也不会发送
+            dist.init_process_group("fake", rank=0, world_size=gpus)
             mesh = dist.init_device_mesh("cpu", (gpus,))
         fake = stack.enter_context(FakeTensorMode())
         with unittest.mock.patch.object(torch.utils, "swap_tensors", set_data):
             module = model()
-        rows = [fake.from_tensor(tensor) for tensor in (batch() if callable(batch) else batch)]
-        rows = [tensor[: math.ceil(len(tensor) / gpus)].clone() for tensor in rows]  # 最大的一份
+        rows = [
+            fake.from_tensor(tensor)
+            for tensor in (batch() if callable(batch) else batch)
+        ]
+        # 最大的一份
+        rows = [
+            tensor[: math.ceil(len(tensor) / gpus)].clone() for tensor in rows
+        ]
         if checkpoint:
             for block in blocks(module):
                 options = {"use_reentrant": False, "preserve_rng_state": False}
-                block.forward = functools.partial(recomputed, block.forward, **options)
+                block.forward = functools.partial(
+                    recomputed, block.forward, **options
+                )
         if how == "FSDP2":
-            policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision and torch.float32)
+            policy = MixedPrecisionPolicy(
+                param_dtype=precision, reduce_dtype=precision and torch.float32
+            )
             for part in [*blocks(module), module]:
                 fully_shard(part, mesh=mesh, mp_policy=policy)
-        buckets = [torch.empty_like(weight) for weight in module.parameters() if weight.requires_grad] if how == "DDP" else []
+        buckets = (
+            [
+                torch.empty_like(weight)
+                for weight in module.parameters()
+                if weight.requires_grad
+            ]
+            if how == "DDP"
+            else []
+        )
         network = OnGpu0(module, gpus) if how == "DataParallel" else module
-        optimizer = torch.optim.Adam(module.parameters(), foreach=True)  # 在 GPU 上，Adam 默认 foreach=True
+        # 在 GPU 上，Adam 默认 foreach=True
+        optimizer = torch.optim.Adam(module.parameters(), foreach=True)
         if how == "FSDP2":
             with torch.no_grad():
                 network(*rows)  # 第一次前向传播会把分片布置好
             module.reshard()
         for weight in module.parameters():
-            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+            weight.grad = (
+                torch.zeros_like(weight) if weight.requires_grad else None
+            )
         optimizer.step()  # 第一步创建优化器状态
         optimizer.zero_grad()
         with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
-            with torch.autocast("cpu", precision, enabled=precision is not None and how != "FSDP2"):
+            with torch.autocast(
+                "cpu",
+                precision,
+                enabled=precision is not None and how != "FSDP2",
+            ):
                 output = network(*rows)
             loss = output if output.dim() == 0 else output.square().mean()
             del output
@@ -75,7 +110,9 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
 
 
 def set_data(weight, changed):
-    weight.data = changed.data  # 让模型能改变权重的 dtype：对假张量，PyTorch 会改用交换张量的办法，而那会失败
+    # 让模型能改变权重的 dtype：对假张量，PyTorch 会改用交换张量的办法，而那会
+    # 失败
+    weight.data = changed.data
 
 
 def blocks(module):
@@ -85,8 +122,14 @@ def blocks(module):
 
 
 def storages(tensors):
-    shards = [tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    return {storage._cdata: storage for storage in [shard.untyped_storage() for shard in shards]}.values()
+    shards = [
+        tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        for tensor in tensors
+    ]
+    return {
+        storage._cdata: storage
+        for storage in [shard.untyped_storage() for shard in shards]
+    }.values()
 
 
 class Rehearsal(TorchDispatchMode):
@@ -96,11 +139,21 @@ class Rehearsal(TorchDispatchMode):
         super().__init__()
         self.parameters = list(module.parameters())
         self.known = {}  # 存储 -> 类别、字节数、释放时发出通知的弱引用
-        self.bytes = dict.fromkeys(["weights", "optimizer", "activations", "in passing", "gathered"], 0)
+        self.bytes = dict.fromkeys(
+            ["weights", "optimizer", "activations", "in passing", "gathered"],
+            0,
+        )
         self.fullest = {}
         for kind, tensors in [
             ("weights", [*module.parameters(), *module.buffers()]),
-            ("optimizer", [tensor for state in optimizer.state.values() for tensor in state.values()]),
+            (
+                "optimizer",
+                [
+                    tensor
+                    for state in optimizer.state.values()
+                    for tensor in state.values()
+                ],
+            ),
             ("in passing", others),
         ]:
             for storage in storages(tensors):
@@ -108,7 +161,11 @@ class Rehearsal(TorchDispatchMode):
 
     def follow(self, storage, kind=None):
         key = storage._cdata
-        old, size, end = self.known.get(key) or ("in passing", 0, weakref.ref(storage, lambda _: self.forget(key)))
+        old, size, end = self.known.get(key) or (
+            "in passing",
+            0,
+            weakref.ref(storage, lambda _: self.forget(key)),
+        )
         if kind is None or old in ("weights", "optimizer", "gathered"):
             kind = old
         self.bytes[old] -= size
@@ -120,7 +177,11 @@ class Rehearsal(TorchDispatchMode):
         self.bytes[kind] -= size
 
     def parts(self):
-        gradients = storages(weight.grad for weight in self.parameters if weight.grad is not None)
+        gradients = storages(
+            weight.grad
+            for weight in self.parameters
+            if weight.grad is not None
+        )
         parts = {
             "weights": self.bytes["weights"],
             "gradients": sum(storage.nbytes() for storage in gradients),
@@ -130,7 +191,9 @@ class Rehearsal(TorchDispatchMode):
         parts["in passing"] = sum(self.bytes.values()) - sum(parts.values())
         return parts
 
-    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+    def __torch_dispatch__(
+        self, operation, types, arguments=(), keywords=None
+    ):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # 之后还会带着分片再来一次
         result = operation(*arguments, **keywords or {})
@@ -153,8 +216,14 @@ class Rehearsal(TorchDispatchMode):
 
         plain_resize = torch.UntypedStorage.resize_
         self.stack = contextlib.ExitStack()
-        self.stack.enter_context(torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor))
-        self.stack.enter_context(unittest.mock.patch.object(torch.UntypedStorage, "resize_", resize))
+        self.stack.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(
+                save, lambda tensor: tensor
+            )
+        )
+        self.stack.enter_context(
+            unittest.mock.patch.object(torch.UntypedStorage, "resize_", resize)
+        )
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -163,16 +232,26 @@ class Rehearsal(TorchDispatchMode):
 
 
 class OnGpu0(nn.Module):
-    """GPU 0 上的 DataParallel：副本 0 的梯度全部算完才相加；所有输出都收集到这里。"""
+    """GPU 0 上的 DataParallel：副本 0 的梯度全部算完才相加；所有输出都收集到这
+    里。
+    """
 
     def __init__(self, module, gpus):
         super().__init__()
         self.module, self.gpus = module, gpus
 
     def forward(self, *rows):
-        names, weights = zip(*[pair for pair in self.module.named_parameters() if pair[1].requires_grad])
+        names, weights = zip(
+            *[
+                pair
+                for pair in self.module.named_parameters()
+                if pair[1].requires_grad
+            ]
+        )
         replica = dict(zip(names, Replicate.apply(*weights)))
-        return Gather.apply(torch.func.functional_call(self.module, replica, rows), self.gpus)
+        return Gather.apply(
+            torch.func.functional_call(self.module, replica, rows), self.gpus
+        )
 
 
 class Replicate(torch.autograd.Function):
@@ -182,14 +261,19 @@ class Replicate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        return tuple(gradient.clone() for gradient in gradients)  # 代替各副本梯度之和
+        # 代替各副本梯度之和
+        return tuple(gradient.clone() for gradient in gradients)
 
 
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, output, gpus):
         ctx.shape, ctx.gpus = output.shape, gpus
-        return output.new_empty(gpus * output.shape[0], *output.shape[1:]) if output.dim() else output.new_empty(gpus)
+        return (
+            output.new_empty(gpus * output.shape[0], *output.shape[1:])
+            if output.dim()
+            else output.new_empty(gpus)
+        )
 
     @staticmethod
     def backward(ctx, gradient):
