@@ -207,15 +207,26 @@ def test_a_folder_that_cannot_be_written(cell, monkeypatch):
         cell["on_ranks"](2, add_up)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("edition", EDITIONS)
-def test_ranks_end_with_their_notebook(edition, sent, tmp_path):
-    """As the stop button ends it, and as Linux does when memory runs out; in a program of its own."""
+def test_ranks_end_with_their_notebook(edition, sent, late, tmp_path):
+    """As the stop button ends it, and as Linux does when memory runs out; in a program of its own.
+
+    late: ranks that begin only after that, as on a machine that is too busy.
+    """
     (source,) = [cell.source for cell in BOOK.page(f"{edition}/{LESSON}").code if cell.id == "on-ranks"]
     program = tmp_path / "program.py"
     program.write_text(
         source
+        + f"\nlate = {late}"
         + textwrap.dedent("""
+        in_time = one_rank
+
+        def one_rank(*arguments):
+            time.sleep(2 * late)
+            in_time(*arguments)
+
         def wait():
             time.sleep(100) if dist.get_rank() else dist.barrier()
 

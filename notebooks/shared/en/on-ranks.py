@@ -92,6 +92,8 @@ def on_ranks(ranks, function, *arguments, seconds=60):
 def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     # PR_SET_PDEATHSIG: a notebook that is killed takes its ranks along
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != multiprocessing.parent_process().pid:
+        os._exit(1)  # it was killed before that
     # a group of its own, so that the workers of its data loaders end with it
     os.setsid()
     os.environ.update(
