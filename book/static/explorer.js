@@ -1,9 +1,11 @@
 // The split explorer: who gets which rows of a batch. <split-explorer> holds what readers without scripts see; its
 // words come with it, in the page's language (templates/explorer.html).
 
-const MOST = { rows: 256, gpus: 64 };
+const MOST = { rows: 4096, gpus: 64 };
+const SLIDER = { rows: 256, gpus: 64 }; // more would be too fine for a finger
 
 const FEATURES = 5; // the size of the dimension that is not cut, as in the lessons
+const SQUARES = 256; // with more rows, a square stands for several
 
 class SplitExplorer extends HTMLElement {
   // The split law; equal to the sizes of torch.ones(rows).chunk(gpus).
@@ -23,13 +25,16 @@ class SplitExplorer extends HTMLElement {
     // When all is loaded: figures above would push the explorer away again.
     if (linked) addEventListener("load", () => this.scrollIntoView({ behavior: "instant" }));
     addEventListener("hashchange", () => this.readAddress() && this.show());
+    this.said = this.sentence(); // only changes are read aloud
   }
 
   // An address ends in, for example, #rows=10&gpus=8&dim=0; returns whether this one does.
   readAddress() {
     const asked = new URLSearchParams(location.hash.slice(1));
-    if (!asked.has("rows")) return false;
-    for (const key of ["rows", "gpus"]) this.state[key] = this.within(key, asked.get(key));
+    if (!asked.has("rows") && !asked.has("gpus")) return false;
+    for (const key of ["rows", "gpus"]) {
+      if (asked.has(key)) this.state[key] = this.within(key, asked.get(key));
+    }
     this.state.dim = asked.get("dim") === "1" ? 1 : 0;
     return true;
   }
@@ -47,12 +52,16 @@ class SplitExplorer extends HTMLElement {
     for (const key of ["rows", "gpus"]) {
       const label = add(form, "label", {}, "");
       const name = add(label, "span", {}, words[key]);
+      add(label, "span", { class: "page-note" }, filled(words.limits, { most: MOST[key] }));
       const number = add(label, "input", { type: "number", min: 1, max: MOST[key], inputmode: "numeric" });
-      const slider = add(form, "input", { type: "range", min: 1, max: MOST[key], "aria-label": words[key] });
+      const slider = add(form, "input", { type: "range", min: 1, max: SLIDER[key], "aria-label": words[key] });
       for (const input of [number, slider]) {
         input.addEventListener("input", () => input.value && this.change(key, this.within(key, input.value)));
       }
-      number.addEventListener("change", () => this.show());
+      // Enter, or the end of typing: what does not count is replaced by what does.
+      number.addEventListener("change", () => {
+        number.value = this.state[key];
+      });
       this.fields[key] = { name, number, slider };
     }
     const choice = add(form, "fieldset", {});
@@ -66,16 +75,43 @@ class SplitExplorer extends HTMLElement {
     });
     this.shape = add(this, "p", {});
     this.strip = add(this, "div", { class: "explorer-strip", "aria-hidden": "true" });
-    this.law = add(this, "ul", { class: "explorer-law", "aria-live": "polite" });
+    this.scale = add(this, "p", { class: "page-note" });
+    this.law = add(this, "ul", { class: "explorer-law" });
+    this.status = add(this, "p", { class: "explorer-status", role: "status" });
     add(this, "p", { class: "page-note" }, words.why);
-    this.table = add(add(this, "div", { class: "explorer-table", tabindex: 0 }), "table", { class: "docutils" });
+    this.box = add(this, "div", { class: "explorer-table", role: "group", "aria-label": words.caption });
+    this.table = add(this.box, "table", { class: "docutils", "aria-label": words.caption });
   }
 
   change(key, value) {
     this.state[key] = value;
+    this.show();
+    clearTimeout(this.later);
+    this.later = setTimeout(() => this.tell(), 300); // not at each step of a slider
+  }
+
+  // In the address, which can be sent to others, and to those who listen.
+  tell() {
     const { rows, gpus, dim } = this.state;
-    history.replaceState(null, "", `#rows=${rows}&gpus=${gpus}&dim=${dim}`);
-    this.show(key);
+    try {
+      history.replaceState(null, "", `#rows=${rows}&gpus=${gpus}&dim=${dim}`);
+    } catch {
+      // Safari allows 100 changes in half a minute; the next one will do.
+    }
+    if (this.said === this.sentence()) return;
+    this.status.textContent = this.said = this.sentence();
+  }
+
+  sentence() {
+    return filled(this.words.said, this.values());
+  }
+
+  values() {
+    const { rows, gpus } = this.state;
+    const chunks = SplitExplorer.split(rows, gpus);
+    const [chunk, last] = [chunks[0], chunks.at(-1)];
+    const percent = Number(((100 * rows) / (gpus * chunk)).toFixed(1));
+    return { rows, gpus, chunk, last, percent, chunks: chunks.length, others: chunks.length - 1 };
   }
 
   show() {
@@ -83,7 +119,7 @@ class SplitExplorer extends HTMLElement {
     const { words } = this;
     for (const key of ["rows", "gpus"]) {
       const { number, slider } = this.fields[key];
-      if (number !== document.activeElement || Number(number.value) > MOST[key]) number.value = this.state[key];
+      if (number !== document.activeElement) number.value = this.state[key];
       slider.value = this.state[key];
     }
     const what = dim === 0 ? words.rows : words.columns;
@@ -93,23 +129,25 @@ class SplitExplorer extends HTMLElement {
 
     const shapeOf = (size) => (dim === 0 ? [size, FEATURES] : [FEATURES, size]).join(", ");
     const chunks = SplitExplorer.split(rows, gpus);
-    const [chunk, last, percent] = [chunks[0], chunks.at(-1), Math.round((100 * rows) / (gpus * chunks[0]))];
     this.shape.textContent = filled(words.shape, { shape: shapeOf(rows) });
-    const values = { rows, gpus, chunk, last, percent, chunks: chunks.length, others: chunks.length - 1 };
     this.law.replaceChildren();
-    for (const line of ["chunk", "count", "last", "busy", "used"]) add(this.law, "li", {}, filled(words[line], values));
+    for (const line of ["chunk", "count", "last", "busy", "used"]) {
+      add(this.law, "li", {}, filled(words[line], this.values()));
+    }
     this.showStrip(chunks, gpus);
     this.showTable(chunks, gpus, shapeOf);
   }
 
   showStrip(chunks, gpus) {
     this.strip.replaceChildren();
+    const scale = Math.ceil(this.state.rows / SQUARES);
+    this.scale.textContent = scale > 1 ? filled(this.words.scale, { scale }) : "";
     for (let gpu = 0; gpu < gpus; gpu++) {
       const idle = gpu >= chunks.length;
       const part = add(this.strip, "div", { class: idle ? "explorer-idle" : `explorer-gpu explorer-gpu-${gpu % 8}` });
       add(part, "b", {}, `GPU ${gpu}`);
       const cells = add(part, "span", {});
-      for (let row = 0; row < (chunks[gpu] ?? 0); row++) add(cells, "i", {});
+      for (let row = 0; row < (chunks[gpu] ?? 0); row += scale) add(cells, "i", {});
       add(part, "span", {}, idle ? this.words.idle : String(chunks[gpu]));
     }
   }
@@ -129,6 +167,7 @@ class SplitExplorer extends HTMLElement {
       for (const text of texts) add(line, "td", {}, String(text));
       start += size ?? 0;
     }
+    this.box.tabIndex = this.box.scrollHeight > this.box.clientHeight ? 0 : -1;
   }
 }
 

@@ -35,13 +35,14 @@ def test_explorer_by_keyboard_and_by_link(visit, edition, name, words):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
-    assert page.url.endswith("#rows=9&gpus=8&dim=1")
+    page.wait_for_url("**#rows=9&gpus=8&dim=1")
     assert explorer.get_by_text(words).is_visible()
     assert explorer.locator(".explorer-idle").count() == 3
     assert explorer.locator("td", has_text="(5, 2)").count() == 4
 
     linked = visit(f"{edition}/{name}.html#rows=9&gpus=8&dim=1").locator("split-explorer")
-    assert linked.inner_text() == explorer.inner_text()
+    for part in (".explorer-law", "table", ".explorer-strip"):
+        assert linked.locator(part).inner_text() == explorer.locator(part).inner_text()
     assert linked.evaluate("e => e.getBoundingClientRect().top < innerHeight"), "the link leads to the explorer"
 
 
@@ -54,3 +55,42 @@ def test_explorer_survives_nonsense(visit):
 def test_explorer_says_the_law_without_javascript(visit, edition):
     page = visit(f"{edition}/explorer.html", java_script_enabled=False)
     assert "c = ⌈B/n⌉" in page.locator("split-explorer").inner_text()
+
+
+def test_explorer_replaces_what_does_not_count(visit):
+    """Finding 11 of the site's review: 0 and Enter left 0 in the field, with the result for one row."""
+    page = visit("en/explorer.html")
+    explorer = page.locator("split-explorer")
+    rows = explorer.locator("input[type=number]").first
+    for typed, kept in (("0", "1"), ("", "1"), ("-7", "1"), ("2.5", "3"), ("5000", "4096"), ("1024", "1024")):
+        rows.fill(typed)
+        rows.press("Enter")
+        assert rows.input_value() == kept, typed
+    assert explorer.get_by_text("1 to 4096").is_visible(), "the limit is on the page"
+    assert explorer.get_by_text("Each square stands for 4 of them.").is_visible()
+
+
+def test_explorer_draws_where_the_address_cannot_be_written(visit):
+    """Safari refuses after 100 changes in half a minute."""
+    page = visit("en/explorer.html")
+    page.evaluate("() => { history.replaceState = () => { throw new DOMException('too many'); }; }")
+    rows = page.locator("split-explorer input[type=number]").first
+    for number in range(10, 20):
+        rows.fill(str(number))
+    assert page.get_by_text("Chunk: ⌈19/8⌉ = 3").is_visible()
+
+
+def test_explorer_says_once_what_has_changed(visit):
+    page = visit("en/explorer.html")
+    status = page.locator("split-explorer [role=status]")
+    assert status.inner_text() == ""
+    page.locator("split-explorer input[type=number]").first.fill("255")
+    page.wait_for_url("**#rows=255*")
+    assert status.inner_text() == "255 on 8 GPUs: chunks of 32, the last one of 31; 8 GPUs at work."
+    assert page.get_by_text("Used: 255 / (8 × 32) = 99.6 %").is_visible()
+
+
+@pytest.mark.parametrize("address, gpus", [("#gpus=3", "3"), ("#rows=10", "8")])
+def test_half_an_address_leaves_the_rest_as_it_was(visit, address, gpus):
+    explorer = visit(f"en/explorer.html{address}").locator("split-explorer")
+    assert explorer.locator("input[type=number]").nth(1).input_value() == gpus
