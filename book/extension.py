@@ -12,7 +12,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
-from xml.etree import ElementTree
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -21,12 +20,12 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 from sphinx.locale import _
-from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 from . import files, runs
 from .check import text_of
-from .model import CELL_ANCHOR, Cell, Lesson, Recorded, Run
+from .elements import add_elements, anchors
+from .model import Cell, Lesson, Recorded, Run
 from .site import HERE, LOADED, NEVER_EXECUTE, prints, repository
 from .sources import find_root, load
 
@@ -44,9 +43,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     LessonTable.pages = pages
     app.add_directive("lesson-table", LessonTable)
     app.add_directive(EXPLORER, SplitExplorer)
-    app.add_node(RunPanel, html=(visit_panel, lambda self, node: self.body.append("</section>\n")))
-    app.add_node(nodes.image, override=True, html=(visit_image, lambda self, node: None))
-    app.add_transform(MarkCells)
+    add_elements(app)
     return {"parallel_read_safe": False, "env_version": LOADED}  # another one: Sphinx forgets all that it has read
 
 
@@ -125,6 +122,8 @@ class Pages:
         text = " ".join(first.astext().split()) if first is not None else ""
         metadata["summary"] = text if len(text) <= 200 else f"{text[:199].rstrip()}…"
         metadata["terms"] = list(terms_of(doctree))
+        metadata["definitions"] = dict(definitions_of(doctree))
+        metadata["sections"] = list(sections_of(doctree))
         # Places to which links of other pages may lead: MyST knows headings by itself, but neither cells nor spans.
         ids = [id for node in doctree.findall(nodes.Element) for id in node["ids"]]
         places = [*ids, *(anchor for anchor, *_rest in metadata["terms"])]
@@ -132,11 +131,12 @@ class Pages:
 
     def rewrite_all(self, app: Sphinx, env: BuildEnvironment) -> list[str]:
         """All pages, if something changes that all of them show; Sphinx follows only what a page itself is made of."""
-        titles = [(name, title.astext(), env.metadata[name].get("terms")) for name, title in sorted(env.titles.items())]
+        facts = [[env.metadata[name].get(key) for key in ("terms", "definitions")] for name in sorted(env.titles)]
+        titles = [(name, title.astext()) for name, title in sorted(env.titles.items())]
         paths = [path for folder in ("static", "templates", "locale") for path in (HERE / folder).rglob("*.*")]
         texts = [path.read_bytes() for path in sorted(paths) if path.suffix != ".mo"]
         editions = [(replace(e, pages={}), prints(self.book, e.name)) for e in self.book.editions.values()]
-        frame = hashlib.sha256(repr((titles, texts, editions, self.book.config)).encode()).hexdigest()
+        frame = hashlib.sha256(repr((titles, facts, texts, editions, self.book.config)).encode()).hexdigest()
         before, env.book_frame = getattr(env, "book_frame", None), frame  # type: ignore[attr-defined]
         return [] if frame == before else sorted(env.found_docs)
 
@@ -145,6 +145,8 @@ class Pages:
         page, facts, settings = self.edition.pages.get(name), app.env.metadata, self.book.config.get("repository") or {}
         lesson = page if isinstance(page, Lesson) else None
         terms = [(doc, *term) for doc in facts for term in facts[doc].get("terms", [])]
+        defined = {anchor: words for doc in facts for anchor, words in facts[doc].get("definitions", {}).items()}
+        links = [link.get("refuri", "").partition("#") for link in doctree.findall(nodes.reference)] if doctree else []
         context |= {
             "book": self.book,
             "edition": self.edition,
@@ -155,12 +157,19 @@ class Pages:
             "behind": page and self.book.behind(page),
             "lesson": lesson,
             "terms": [(doc, anchor, term) for doc, anchor, term, targets in terms if lesson and name in targets],
+            "definitions": {anchor: defined[anchor] for page, _, anchor in links if page and anchor in defined},
             "provenance": lesson and self.run.lessons.get(lesson.id),
         }
 
     def write_downloads(self, app: Sphinx, exception: Exception | None) -> None:
-        """Each lesson as a notebook without outputs, and as a script."""
-        for lesson in [] if exception or app.builder.name != "html" else self.edition.lessons:
+        """Each lesson as a notebook without outputs, and as a script; and what is searched in pages opened from files."""
+        if exception or app.builder.name != "html":
+            return
+        facts = app.env.metadata
+        pages = [(name, title.astext(), facts[name]["sections"]) for name, title in sorted(app.env.titles.items())]
+        script = f"globalThis.PAGES = {json.dumps(pages, ensure_ascii=False)};\n"
+        files.write_text(Path(app.outdir) / "_static" / "sections.js", script)
+        for lesson in self.edition.lessons:
             target = Path(app.outdir) / lesson.file
             notebook = files.json_text(files.notebook_json(lesson.cells))
             if not target.exists() or target.read_text(encoding="utf-8") != notebook:
@@ -172,7 +181,7 @@ class Pages:
                 files.write_text(target, notebook)
 
 
-def terms_of(doctree: nodes.document) -> Any:
+def terms_of(doctree: Any) -> Any:
     """The entries of a glossary: (anchor, term, names of the pages to which it leads)."""
     for item in doctree.findall(nodes.definition_list_item):
         anchors = [raw.astext().split('"')[1] for raw in item.findall(nodes.raw) if 'id="' in raw.astext()]
@@ -181,49 +190,22 @@ def terms_of(doctree: nodes.document) -> Any:
         yield from [(anchor, names[0], targets) for anchor in anchors[:1]]
 
 
-class MarkCells(SphinxTransform):
-    """Gives each code cell an id to which links can lead, and puts outputs of several runs into panels."""
-
-    default_priority = 500
-
-    def apply(self, **kwargs: Any) -> None:
-        cells = [node for node in self.document.findall(nodes.container) if node.get("nb_element") == "cell_code"]
-        for node in cells:
-            about = node["cell_metadata"]
-            if "run" in about:
-                self.into_panel(node, about["run"])
-            elif "id" in about:
-                node["ids"].append(f"{CELL_ANCHOR}{about['id']}")
-
-    def into_panel(self, node: Any, about: dict[str, Any]) -> None:
-        panel = RunPanel("", nodes.paragraph("", about["detail"], classes=["run-name"]), **about)
-        if about["stale"]:
-            panel += nodes.paragraph("", _("Recorded from an older version of this cell."), classes=["run-stale"])
-        parent, place = node.parent, node.parent.index(node)
-        parent.remove(node)
-        panel += node
-        if about["key"] == "here":
-            parent.insert(place, nodes.container("", panel, classes=["runs"], is_div=True))
-        else:
-            parent[place - 1] += panel
+def definitions_of(doctree: nodes.document) -> Any:
+    """The entries of a glossary: (anchor, (term in all languages, what it means))."""
+    for item in doctree.findall(nodes.definition_list_item):
+        for anchor, _term, _targets in terms_of(item):
+            yield anchor, (next(item.findall(nodes.strong)).astext(), item[-1].astext())
 
 
-class RunPanel(nodes.General, nodes.Element):
-    """The outputs of one run; page.js makes tabs of all that stand side by side."""
+def nearest(node: Any) -> nodes.section:
+    return node.parent if isinstance(node.parent, nodes.section) else nearest(node.parent)
 
 
-def visit_panel(self: Any, node: RunPanel) -> None:
-    data = {"data-run": node["key"], "data-title": node["title"]}
-    self.body.append(self.starttag(node, "section", CLASS="run", **data))
-
-
-def visit_image(self: Any, node: nodes.image) -> None:
-    """An image that says how large it is, so that the text below it keeps its place while it loads."""
-    _event, root = next(ElementTree.iterparse(Path(self.builder.srcdir, node["uri"]), ["start"]))
-    points = root.get("viewBox", "").split()[2:]  # as Matplotlib writes it: 3 points are 4 pixels
-    size = {key: f"{float(n) * 4 / 3:.0f}" for key, n in zip(("width", "height"), points, strict=False)}
-    src = f"{self.builder.imgpath}/{self.builder.images[node['uri']]}"
-    self.body.append(self.emptytag(node, "img", "\n", alt=node.get("alt", ""), src=src, **size, loading="lazy"))
+def sections_of(doctree: nodes.document) -> Any:
+    """The sections of a page: (anchor, title, text without code)."""
+    for section in doctree.findall(nodes.section):
+        texts = [p.astext() for p in section.findall(nodes.paragraph) if section is nearest(p)]
+        yield anchors(section)[0], section[0].astext(), " ".join(texts)
 
 
 class LessonTable(SphinxDirective):

@@ -29,7 +29,7 @@ from .model import Book, BookError, Edition, Run
 HERE = Path(__file__).parent
 # The package's code as this process has it: `serve` does not load it anew. All pages are made anew when it changes.
 LOADED = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(HERE.glob("*.py")))).hexdigest()
-KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
+KEPT = ("share.png", "choose.js", "choose.css", "sections.js")  # named by no page, or by its full address only
 STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and the sizes of its files
 # Each edition is rendered by a process of its own, forked from one that has imported these.
 RENDERERS = get_context("forkserver")
@@ -86,6 +86,8 @@ def render(book: Book) -> bool:
             if files.read_text(book.root / page.path, book.root) != page.raw:
                 raise BookError(f"{page.path}: changed while the book was built; build again")
         root_pages(book, fresh)
+        name = re.sub(r"[^a-z0-9]+", "-", book.source.title.lower()).strip("-")
+        make_zip(fresh / f"{name}.zip", fresh)
         files.write_json(fresh / STAMP, {"digest": made_of, "sizes": sizes(fresh)})
     return True
 
@@ -128,8 +130,6 @@ def render_edition(book: Book, edition: Edition, site: Path) -> list[str]:
     shutil.copytree(made, folder, ignore=ignore)
     remove_unused(folder)
     make_searchable(folder)
-    name = re.sub(r"[^a-z0-9]+", "-", book.source.title.lower()).strip("-")
-    make_zip(site / f"{name}-{edition.name}.zip", folder)  # after the source edition: one-model-many-gpus-en.zip
     for path in prints(book, edition.name):
         shutil.copy2(path, site)
     return []
@@ -177,7 +177,7 @@ def remove_unused(folder: Path) -> None:
 
 def make_searchable(folder: Path) -> None:
     """Lets Pagefind index the pages of an edition; of what it writes, search.js needs the index and its reader."""
-    unread = ".headerlink, .copybtn, details.hide > summary"
+    unread = ".headerlink, .copybtn, details.hide, .cell_input"  # of code, only what it prints
     from pagefind_bin_extended import get_executable
 
     command = [str(get_executable()), "--site", str(folder), "--exclude-selectors", unread, "--quiet"]
@@ -189,9 +189,10 @@ def make_searchable(folder: Path) -> None:
 
 
 def make_zip(target: Path, folder: Path) -> None:
-    """An edition as one file for reading offline; the same bytes whenever it is made of the same pages."""
+    """The site as one file for reading offline; the same bytes whenever it is made of the same pages."""
+    paths = [path for path in folder.rglob("*.*") if path.suffix not in (".zip", ".epub", ".pdf")]
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for path in sorted(path for path in paths if "pagefind" not in path.parts):  # it needs a server
             entry = zipfile.ZipInfo(f"{target.stem}/{path.relative_to(folder).as_posix()}")
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 

@@ -242,7 +242,7 @@ def whole(the_book: Book, edition: Edition, folder: Path) -> str:
             f"@page chapter-{number} {{ @top-right {{ content: {json.dumps(title_of(body.h1), ensure_ascii=False)} }} }}"
         )
         contents.append(entry(body.h1, name, "chapter"))
-        contents += [entry(head, str(head.parent["id"]), "section") for head in body.select("section section > h2")]
+        contents += [entry(head, str(head["id"]), "section") for head in body.select("section section > h2")]
         chapters.append(body.decode())
     run = runs.from_folder(runs.run_folder(the_book.root))
     assert run

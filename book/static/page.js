@@ -3,7 +3,7 @@
 // The link to the other edition leads to the same place there, and the choice is remembered.
 
 // What has the same id in both editions: cells, terms, and the labels of headings.
-const PLACES = 'div[id^="cell-"], span[id]:empty, section[id]:not(:has(> span[id]:empty))';
+const PLACES = 'div[id^="cell-"], :is(h1, h2, h3, h4)[id], dt span[id]';
 
 function place() {
   if (new URLSearchParams(location.hash.slice(1)).has("rows")) return location.hash; // the split explorer's
@@ -16,6 +16,7 @@ function place() {
 
 for (const link of document.querySelectorAll("a[data-edition]")) {
   link.addEventListener("click", () => {
+    link.search = location.search; // what was searched for
     link.hash = place();
     try {
       localStorage.setItem("edition", link.dataset.edition);
@@ -23,6 +24,41 @@ for (const link of document.querySelectorAll("a[data-edition]")) {
       // Storage may be forbidden; the link works all the same.
     }
   });
+}
+
+// A term that leads to the glossary shows what it means: under the mouse, with the focus, at the first tap.
+for (const link of document.querySelectorAll('article a[href*="#term-"]')) {
+  const meaning = document.getElementById(`meaning-${link.hash.slice(1)}`);
+  if (!meaning?.showPopover) continue;
+  let [wait, touched] = [0, false];
+  const show = () => {
+    meaning.showPopover();
+    const { left, bottom, top } = link.getBoundingClientRect();
+    const { width, height } = meaning.getBoundingClientRect();
+    meaning.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8))}px`;
+    meaning.style.top = `${bottom + height + 8 < innerHeight ? bottom + 4 : top - height - 4}px`;
+  };
+  const hide = () => {
+    clearTimeout(wait);
+    meaning.hidePopover();
+  };
+  link.setAttribute("aria-describedby", meaning.id);
+  link.addEventListener("pointerenter", ({ pointerType }) => {
+    if (pointerType === "mouse") wait = setTimeout(show, 200);
+  });
+  link.addEventListener("pointerleave", ({ pointerType }) => pointerType === "mouse" && hide());
+  link.addEventListener("pointerdown", ({ pointerType }) => {
+    touched = pointerType === "touch" && !meaning.matches(":popover-open");
+  });
+  link.addEventListener("click", (event) => {
+    if (!touched) return;
+    event.preventDefault();
+    show();
+  });
+  link.addEventListener("focus", () => link.matches(":focus-visible") && show());
+  link.addEventListener("blur", hide);
+  link.addEventListener("keydown", ({ key }) => key === "Escape" && hide());
+  addEventListener("scroll", hide, { passive: true });
 }
 
 // Code that is wider than the page can be scrolled by keyboard, and only such code is a stop for it.
@@ -35,6 +71,39 @@ function reachable() {
 (window.requestIdleCallback ?? setTimeout)(reachable); // measuring takes a while, and nobody waits for it
 addEventListener("resize", reachable);
 addEventListener("toggle", reachable, true); // folded code has no width until it is opened
+
+// Furo opens its menu and "on this page" by labels of hidden checkboxes, which neither keyboard nor screen reader can
+// use: they become buttons. And the links of what is closed could be reached, though nobody sees them.
+for (const [box, side, narrow] of [
+  ["__navigation", ".sidebar-drawer", "(max-width: 63em)"],
+  ["__toc", ".toc-drawer", "(max-width: 82em)"],
+]) {
+  const [checkbox, drawer, media] = [document.getElementById(box), document.querySelector(side), matchMedia(narrow)];
+  const buttons = [...document.querySelectorAll(`label[for="${box}"]:not(.overlay)`)].map((label) => {
+    const button = document.createElement("button");
+    Object.assign(button, { className: label.className, ariaLabel: checkbox.ariaLabel });
+    button.append(...label.childNodes);
+    label.replaceWith(button);
+    button.addEventListener("click", ({ detail }) => {
+      checkbox.click();
+      if (detail > 0 || !checkbox.checked) return; // a finger or the mouse
+      [...drawer.querySelectorAll("a[href], input")].find((link) => link.offsetWidth)?.focus();
+    });
+    return button;
+  });
+  const update = () => {
+    drawer.inert = media.matches && !checkbox.checked;
+    for (const button of buttons) button.ariaExpanded = String(checkbox.checked);
+  };
+  drawer.addEventListener("keydown", ({ key }) => {
+    if (key !== "Escape" || !checkbox.checked) return;
+    checkbox.click();
+    buttons.find((button) => button.offsetWidth)?.focus();
+  });
+  checkbox.addEventListener("change", update);
+  media.addEventListener("change", update);
+  update();
+}
 
 // Outputs of several runs become tabs, and the choice holds for all of them, from page to page.
 // Without this script all are in view, one below the other.

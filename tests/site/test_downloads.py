@@ -1,4 +1,4 @@
-"""What readers take away: an edition as a zip, notebooks, scripts."""
+"""What readers take away: the book as a zip, notebooks, scripts."""
 
 import os
 import subprocess
@@ -11,15 +11,51 @@ import pytest
 from book.files import json_text, notebook_json
 from tests.conftest import BOOK, EDITIONS
 
+NOTHING = {"en": "No page has all of these words.", "zh": "没有页面同时包含这些词"}
 
-@pytest.mark.parametrize("edition", EDITIONS)
-def test_edition_as_a_zip(html, edition, tmp_path):
-    with ZipFile(html / f"one-model-many-gpus-{edition}.zip") as archive:
-        archive.extractall(tmp_path)
-    folder = tmp_path / f"one-model-many-gpus-{edition}"
-    for path in (html / edition).rglob("*"):
-        if path.is_file():
-            assert (folder / path.relative_to(html / edition)).read_bytes() == path.read_bytes()
+
+@pytest.fixture(scope="module")
+def unpacked(html, tmp_path_factory):
+    """The book as its readers take it away."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with ZipFile(html / "one-model-many-gpus.zip") as archive:
+        archive.extractall(folder)
+    return folder / "one-model-many-gpus"
+
+
+def test_book_as_a_zip(html, unpacked):
+    """All of the site but what needs a server."""
+    for path in html.rglob("[!.]*.*"):
+        kept = path.suffix not in (".zip", ".epub", ".pdf") and "pagefind" not in path.parts
+        assert (unpacked / path.relative_to(html)).exists() == kept, path
+        if kept:
+            assert (unpacked / path.relative_to(html)).read_bytes() == path.read_bytes()
+
+
+def test_other_edition_in_the_zip(visit, unpacked):
+    """Finding 13 of the site's review: the link led to a file that was not there."""
+    page = visit("en/04_data_parallel.html#split-law", site=unpacked.as_uri(), reduced_motion="reduce")
+    page.wait_for_function("document.getElementById('split-law').getBoundingClientRect().top < 200")
+    page.get_by_role("link", name="中文").click()
+    page.wait_for_url("**/zh/04_data_parallel.html#split-law")
+
+
+@pytest.mark.parametrize(
+    "edition, query, first",
+    [
+        ("en", "why is GPU 0 full", "09_cost.html#cost-memory"),
+        ("en", "gradient accumulation", "11_training_for_real.html#training-clipping"),
+        ("zh", "爆显存", "questions.html#q-out-of-memory"),
+    ],
+)
+def test_search_in_the_zip(visit, unpacked, edition, query, first):
+    page = visit(f"{edition}/search.html?q={query}", site=unpacked.as_uri())
+    links = page.locator("#search-results li li a")
+    links.first.wait_for()
+    assert links.first.get_attribute("href") == first
+    page.get_by_role("searchbox").last.fill("zzzz <b>")
+    page.get_by_text(NOTHING[edition]).wait_for()
+    assert links.count() == 0
 
 
 @pytest.mark.parametrize("edition", EDITIONS)

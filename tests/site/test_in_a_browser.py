@@ -75,3 +75,84 @@ def test_cheat_sheet_is_one_page_and_right(visit, edition):
     assert len(examples) == 2
     for code, result in examples:
         assert eval(code, {"torch": torch}) == eval(result)
+
+
+@pytest.mark.parametrize("edition, button", [("en", "Toggle site navigation sidebar"), ("zh", "显示或隐藏全书目录")])
+def test_menu_of_a_narrow_page_by_keyboard(visit, edition, button):
+    """Finding 12 of the site's review: only a finger could open it, and the tab key walked its invisible links."""
+    page = visit(f"{edition}/04_data_parallel.html", viewport={"width": 390, "height": 800})
+    menu = page.get_by_role("button", name=button)
+    inside = "document.activeElement.closest('.sidebar-drawer, .toc-drawer') !== null"
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        assert not page.evaluate(inside)
+    menu.focus()
+    assert menu.get_attribute("aria-expanded") == "false"
+    page.keyboard.press("Enter")
+    assert menu.get_attribute("aria-expanded") == "true" and page.evaluate(inside)
+    page.keyboard.press("Escape")
+    assert menu.get_attribute("aria-expanded") == "false" and menu.evaluate("m => m === document.activeElement")
+
+
+def test_contents_of_a_page_by_keyboard(visit):
+    page = visit("en/04_data_parallel.html", viewport={"width": 1280, "height": 800})
+    button = page.get_by_role("button", name="Toggle table of contents sidebar")
+    button.focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("Enter")  # on the first link of the contents
+    assert "#" in page.url
+
+
+def test_what_has_the_focus_is_seen(visit):
+    page = visit("en/04_data_parallel.html")
+    page.locator(".copybtn").first.focus()
+    page.wait_for_function("getComputedStyle(document.activeElement).opacity === '1'")
+    page.locator(".sidebar-search").focus()
+    assert page.locator(".sidebar-search").evaluate("i => getComputedStyle(i).outlineStyle") != "none"
+
+
+@pytest.mark.parametrize("edition, words", [("en", "chunk · 数据块"), ("zh", "数据块 · chunk")])
+def test_a_term_says_what_it_means(visit, edition, words):
+    page = visit(f"{edition}/04_data_parallel.html")
+    link = page.locator('article p:not(.page-note) a[href="glossary.html#term-chunk"]').first
+    link.hover()
+    page.locator(".meaning:popover-open", has_text=words).wait_for()
+    page.mouse.move(0, 0)
+    page.wait_for_function("document.querySelector('.meaning:popover-open') === null")
+    page.keyboard.press("Tab")  # from here on, the focus shows
+    link.focus()
+    page.locator(".meaning:popover-open", has_text=words).wait_for()
+    page.keyboard.press("Escape")
+    assert page.locator(".meaning:popover-open").count() == 0
+    assert words in page.locator(f"#{link.get_attribute('aria-describedby')}").text_content()
+
+
+def test_a_term_on_a_phone_opens_at_the_first_tap_and_leads_on_at_the_second(visit):
+    page = visit("zh/04_data_parallel.html", viewport={"width": 390, "height": 800}, has_touch=True)
+    link = page.locator('article p:not(.page-note) a[href="glossary.html#term-chunk"]').first
+    link.tap()
+    box = page.locator(".meaning:popover-open").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+    link.tap()
+    page.wait_for_url("**/glossary.html#term-chunk")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_home_page_shows_the_idea_in_its_first_screen(visit, edition, width):
+    """Finding 14 of the site's review: the first link to lesson 1 was 1,519 pixels down, the explorer 1,120."""
+    page = visit(f"{edition}/index.html", viewport={"width": width, "height": 800})
+    for element in (page.locator('.start a[href="01_device.html"]'), page.locator(".explorer-strip")):
+        box = element.bounding_box()
+        assert box["y"] + box["height"] < 800
+
+
+def test_no_code_scrolls_on_a_desktop(visit, html):
+    page = visit("en/index.html", viewport={"width": 1280, "height": 900})
+    wide = (
+        "[...document.querySelectorAll('article pre')].filter(p => p.scrollWidth > p.clientWidth).map(p => p.innerText)"
+    )
+    for name in PAGES:
+        for edition in EDITIONS:
+            page.goto(f"{html.as_uri()}/{edition}/{name}.html")
+            assert page.evaluate(wide) == [], f"{edition}/{name}"

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.conftest import BOOK, EDITIONS
 from tests.site.reading import PAGES, parse, soup
@@ -88,10 +89,36 @@ def test_language_link_leads_to_the_same_page(visit):
 @pytest.mark.parametrize("anchor", ["split-law", "cell-run-8"])
 def test_language_link_leads_to_the_same_place(visit, anchor):
     page = visit(f"en/04_data_parallel.html#{anchor}")
-    link = page.get_by_role("link", name="中文")
     page.wait_for_function("id => document.getElementById(id).getBoundingClientRect().top < 200", arg=anchor)
-    link.evaluate("link => link.click()")  # clicking as a user does would scroll up to it first
+    page.get_by_role("link", name="中文").click()
     page.wait_for_url(f"**/zh/04_data_parallel.html#{anchor}")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_language_link_is_in_view_wherever_one_reads(visit, width):
+    page = visit("zh/09_cost.html", viewport={"width": width, "height": 800}, reduced_motion="reduce")
+    page.evaluate("document.getElementById('cost-memory').scrollIntoView()")
+    link = page.get_by_role("link", name="English")
+    expect(link).to_be_in_viewport()
+    link.click()
+    page.wait_for_url("**/en/09_cost.html#*")
+    half = page.viewport_size["height"] / 2
+    near = "half => Math.abs(document.getElementById('cost-memory').getBoundingClientRect().top) < half"
+    page.wait_for_function(near, arg=half)
+
+
+def test_language_link_keeps_what_was_searched_for(visit, served):
+    page = visit("en/search.html?q=GIL", site=served)
+    page.get_by_role("link", name="中文").click()
+    page.wait_for_url("**/zh/search.html?q=GIL")
+
+
+def test_headings_have_the_same_ids_in_all_editions(html):
+    for page in PAGES:
+        ids = [
+            [h.get("id") for h in soup(html / e / f"{page}.html").article.select("h1, h2, h3, h4")] for e in EDITIONS
+        ]
+        assert ids[0] == ids[1] and all(ids[0]), page
 
 
 def test_language_link_keeps_what_the_explorer_shows(visit):

@@ -23,9 +23,27 @@ def test_search_finds_the_right_page_first(visit, served, edition, query, name):
     page.get_by_role("searchbox").last.press_sequentially(query)
     first = page.locator("#search-results li").first
     # As one types, the first letters alone may find other pages.
-    expect(first.get_by_role("link")).to_have_attribute("href", f"/some/where/{edition}/{name}.html")
+    expect(first.get_by_role("link").first).to_have_attribute("href", f"/some/where/{edition}/{name}.html")
     assert first.locator("mark").count()
     assert "¶" not in page.locator("#search-results").inner_text()
+
+
+@pytest.mark.parametrize(
+    "edition, query, section",
+    [
+        ("en", "why is GPU 0 full", "09_cost.html#cost-memory"),
+        ("en", "gradient accumulation", "10_distributed.html#distributed-no-sync"),
+        ("zh", "锁页内存", "01_device.html#pinned-memory"),
+        ("zh", "断点续训", "10_distributed.html#distributed-resume"),
+    ],
+)
+def test_search_leads_to_sections(visit, served, edition, query, section):
+    page = visit(f"{edition}/search.html?q={query}", site=served)
+    links = page.locator("#search-results > li:nth-child(-n + 3) li a")
+    links.first.wait_for()
+    assert f"/some/where/{edition}/{section}" in links.evaluate_all(
+        "links => links.map(link => link.pathname + link.hash)"
+    )
 
 
 def test_search_from_the_sidebar(visit, served):
@@ -37,6 +55,19 @@ def test_search_from_the_sidebar(visit, served):
     page.get_by_text("没有页面同时包含这些词").wait_for()
 
 
-@pytest.mark.parametrize("edition, words", [("en", "python -m http.server"), ("zh", "直接打开本地文件时无法搜索")])
-def test_search_opened_from_a_file_says_what_to_do(visit, edition, words):
-    assert words in visit(f"{edition}/search.html?q=GPU").locator("#search-state").inner_text()
+def test_search_box_that_is_cleared_while_results_come(visit, served):
+    """The results of a query that nobody asks any more stayed below an empty box."""
+    page = visit("en/search.html", site=served)
+    box = page.get_by_role("searchbox").last
+    box.fill("scatter")
+    box.fill("")
+    page.wait_for_timeout(1000)
+    assert page.locator("#search-results").inner_text() == page.locator("#search-state").inner_text() == ""
+
+
+def test_search_whose_index_cannot_be_loaded(browser, served):
+    page = browser.new_page()
+    page.route("**/pagefind/**", lambda route: route.abort())
+    page.goto(f"{served}/en/search.html?q=scatter")
+    page.get_by_text("The index of the search cannot be loaded.").wait_for()
+    page.close()
