@@ -45,7 +45,7 @@ SMALLER = {
     "time-steps": {"512, 14, 14": "8, 4, 4", "repetitions=5": "repetitions=1"},
     "time-pinned": {"64 * 1024 * 1024": "64 * 1024"},
     "time-parts": {"512, 14, 14": "8, 4, 4", "[1024]": "[16]", "repetitions=5": "repetitions=1"},
-    "memory-measured": {"512, 14, 14": "8, 4, 4", " / 1e6:.0f} MB": ":.0f} bytes"},
+    "memory-measured": {"512, 14, 14": "8, 4, 4", " / 1e6": ""},
 }
 SMALLER_NETWORKS = {
     "range(10)": "range(1)",

@@ -214,7 +214,7 @@ def test_unused_parameters(lesson, on_ranks, ranks):
 
 def script(cell):
     (source,) = [each.source for each in BOOK.page(NAME).code if each.id == cell]
-    return re.search(r'write_text\("""(.*?)"""', source, re.DOTALL)[1]
+    return re.search(r'write_text\(\s*"""(.*?)"""', source, re.DOTALL)[1]
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8])
@@ -241,7 +241,7 @@ dist.all_reduce(total)
 sys.stdout.write(f"rank {rank}: sum {total.item():.0f}" + os.linesep)
 dist.destroy_process_group()
 """
-    cell = cell.replace('""", encoding', more + '""", encoding').replace("workshop.cleanup()", "")
+    cell = cell.replace('""",', more + '""",').replace("workshop.cleanup()", "")
     assert cell.count(more) == 1
     lines = []
     exec(cell, {**lesson, "print": lines.append})

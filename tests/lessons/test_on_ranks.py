@@ -230,6 +230,7 @@ def test_ranks_end_with_their_notebook(edition, sent, late, tmp_path):
         def wait():
             time.sleep(100) if dist.get_rank() else dist.barrier()
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
         print("ready", flush=True)
         on_ranks(3, wait)
         """),
