@@ -71,7 +71,7 @@ def visit_image(self: Any, node: nodes.image) -> None:
 
 
 def visit_section(self: Any, node: nodes.section) -> None:
-    """Without an id: the heading has it, where Pagefind looks for one."""
+    """Without an id: the heading has it, which is what links and the language switch look for."""
     ids, node["ids"] = node["ids"], []
     type(self).visit_section(self, node)
     node["ids"] = ids

@@ -166,7 +166,12 @@ class Pages:
         if exception or app.builder.name != "html":
             return
         facts = app.env.metadata
-        pages = [(name, title.astext(), facts[name]["sections"]) for name, title in sorted(app.env.titles.items())]
+        terms: dict[str, list[str]] = {}  # page -> the terms for which the glossary leads to it
+        for _anchor, term, targets in [term for page in facts for term in facts[page].get("terms", [])]:
+            for name in targets:
+                terms.setdefault(name, []).append(term.lower())
+        titles = [(name, title.astext()) for name, title in sorted(app.env.titles.items())]
+        pages = [(name, title, facts[name]["sections"], terms.get(name, [])) for name, title in titles]
         script = f"globalThis.PAGES = {json.dumps(pages, ensure_ascii=False)};\n"
         files.write_text(Path(app.outdir) / "_static" / "sections.js", script)
         for lesson in self.edition.lessons:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -29,13 +28,13 @@ from .model import Book, BookError, Edition, Run
 HERE = Path(__file__).parent
 # The package's code as this process has it: `serve` does not load it anew. All pages are made anew when it changes.
 LOADED = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(HERE.glob("*.py")))).hexdigest()
-KEPT = ("share.png", "choose.js", "choose.css", "sections.js")  # named by no page, or by its full address only
+KEPT = ("share.png", "choose.js", "choose.css")  # named by no page of an edition, or by its full address only
 STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and the sizes of its files
 # Each edition is rendered by a process of its own, forked from one that has imported these.
 RENDERERS = get_context("forkserver")
 IMPORTS = ["jupyter_book.cli.main", "jupyter_book.sphinx", "myst_nb.sphinx_ext", "furo", "book.extension"]
 NEVER_EXECUTE = "BOOK_NEVER_EXECUTES"  # an environment variable: lessons have been executed, or are not to be shown
-TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext", "pagefind")
+TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext")
 
 
 def site_folder(root: Path) -> Path:
@@ -129,7 +128,6 @@ def render_edition(book: Book, edition: Edition, site: Path) -> list[str]:
     ignore = shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map", "searchindex.js")
     shutil.copytree(made, folder, ignore=ignore)
     remove_unused(folder)
-    make_searchable(folder)
     for path in prints(book, edition.name):
         shutil.copy2(path, site)
     return []
@@ -175,24 +173,11 @@ def remove_unused(folder: Path) -> None:
             path.unlink()
 
 
-def make_searchable(folder: Path) -> None:
-    """Lets Pagefind index the pages of an edition; of what it writes, search.js needs the index and its reader."""
-    unread = ".headerlink, .copybtn, details.hide, .cell_input"  # of code, only what it prints
-    from pagefind_bin_extended import get_executable
-
-    command = [str(get_executable()), "--site", str(folder), "--exclude-selectors", unread, "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise BookError(f"Pagefind could not index {folder.name}:\n{done.stderr or done.stdout}")
-    for path in [*folder.glob("pagefind/pagefind-*ui.*"), folder / "pagefind" / "pagefind-highlight.js"]:
-        path.unlink()
-
-
 def make_zip(target: Path, folder: Path) -> None:
     """The site as one file for reading offline; the same bytes whenever it is made of the same pages."""
     paths = [path for path in folder.rglob("*.*") if path.suffix not in (".zip", ".epub", ".pdf")]
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(path for path in paths if "pagefind" not in path.parts):  # it needs a server
+        for path in sorted(paths):
             entry = zipfile.ZipInfo(f"{target.stem}/{path.relative_to(folder).as_posix()}")
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 

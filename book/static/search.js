@@ -1,82 +1,61 @@
-// Search as one types. Pagefind has indexed the pages; it fetches only the parts of its index that a query needs.
-// A page that is opened from a file may fetch nothing: there, a script brings the text of all sections.
+// Search as one types, in the sections of all pages: _static/sections.js has them, a script, so that it works in pages
+// opened from a file, too.
 
-const MOST = 12; // results shown
+const MOST = 12; // pages shown
 const MOST_SECTIONS = 3; // of a page
 const AROUND = 80; // letters of an excerpt before and after the word
+const CHINESE = /[\u3400-\u9fff]/;
 
 const input = document.querySelector("#search-input");
 const state = document.querySelector("#search-state");
 const list = document.querySelector("#search-results");
 const words = state.dataset;
 
-async function start() {
-  input.value = new URLSearchParams(location.search).get("q") ?? "";
-  const find = location.protocol === "file:" ? await inSections() : await inPagefind();
-  input.addEventListener("input", () => search(find));
-  input.focus();
-  await search(find);
+function search() {
+  const query = input.value.trim().toLowerCase();
+  history.replaceState(null, "", query ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
+  const pages = query ? found(query) : [];
+  state.textContent = query && (pages.length ? words.found.replace("%", pages.length) : words.none);
+  list.replaceChildren(...pages.slice(0, MOST).map(shown));
 }
 
-async function search(find) {
-  const query = input.value.trim();
-  history.replaceState(null, "", query ? `?q=${encodeURIComponent(query)}` : location.pathname);
-  const found = query ? await find(query) : { count: 0, results: [] };
-  if (found === null || query !== input.value.trim()) return; // another letter was typed meanwhile
-  state.textContent = query && (found.count ? words.found.replace("%", found.count) : words.none);
-  list.replaceChildren(...found.results.map(shown));
+// The pages in which all words stand, or all but one of many; if there are none, those with most of them, where a long
+// Chinese word counts by its pairs of letters.
+function found(query) {
+  const parts = query.split(/\s+/);
+  const pages = ranked(query, parts, parts.length > 2 ? parts.length - 1 : parts.length);
+  if (pages.length) return pages;
+  const pairs = parts.flatMap((part) => (CHINESE.test(part) && part.length > 2 ? pairsOf(part) : part));
+  return ranked(query, pairs, Math.max(1, Math.floor(0.6 * pairs.length)));
 }
 
-async function inPagefind() {
-  const pagefind = await import(new URL("pagefind/pagefind.js", location.href));
-  await pagefind.options({ excerptLength: 24 });
-  return async (query) => {
-    const search = await pagefind.debouncedSearch(query, {}, 150);
-    if (search === null) return null;
-    const results = await Promise.all(search.results.slice(0, MOST).map((result) => result.data()));
-    // The lesson to which the glossary sends those who look up just this term comes first.
-    const names = ({ meta }) => (meta.terms ?? "").toLowerCase().split("|").includes(query.toLowerCase());
-    results.sort((one, other) => names(other) - names(one));
-    return { count: search.results.length, results: results.map(page) };
-  };
+function pairsOf(part) {
+  return [...part.slice(1)].map((letter, at) => part[at] + letter);
 }
 
-// A page, and below it up to three of its sections in which the words stand.
-function page({ url, meta, excerpt, sub_results }) {
-  const sections = sub_results.filter(({ title }) => title !== meta.title);
-  const weight = ({ weighted_locations }) => weighted_locations.reduce((sum, { balanced_score }) => sum + balanced_score, 0);
-  sections.sort((one, other) => weight(other) - weight(one));
-  return { url, title: meta.title, excerpt: sections.length ? "" : excerpt, sections: sections.slice(0, MOST_SECTIONS) };
-}
-
-async function inSections() {
-  await new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    Object.assign(script, { src: "_static/sections.js", onload: resolve, onerror: reject });
-    document.head.append(script);
-  });
-  return async (query) => {
-    const parts = query.toLowerCase().split(/\s+/);
-    const needed = parts.length > 2 ? parts.length - 1 : parts.length;
-    const results = globalThis.PAGES.map(([name, title, sections]) => {
-      const found = sections.map(([anchor, title, text]) => {
-        const [inTitle, inAll] = [title, `${title} ${text}`].map((where) => parts.filter(standsIn(where)).length);
-        const score = inAll < needed ? 0 : 10 * inTitle + inAll;
+function ranked(query, parts, needed) {
+  const pages = globalThis.PAGES.map(([name, title, sections, terms]) => {
+    const best = sections
+      .map(([anchor, title, text]) => {
+        const [inTitle, inText] = [title, text].map((where) => parts.map((part) => times(part, where)));
+        const each = parts.map((_, at) => (inTitle[at] ? 10 : inText[at] && 1 + Math.min(inText[at], 5) / 5));
+        const score = each.filter((one) => one).length < needed ? 0 : each.reduce((sum, one) => sum + one);
         return { url: `${name}.html#${anchor}`, title, excerpt: around(text, parts), score };
-      });
-      found.sort((one, other) => other.score - one.score);
-      const best = found.filter(({ score }) => score).slice(0, MOST_SECTIONS);
-      return { url: `${name}.html`, title, sections: best, score: best[0]?.score ?? 0 };
-    }).filter(({ score }) => score);
-    results.sort((one, other) => other.score - one.score);
-    return { count: results.length, results: results.slice(0, MOST) };
-  };
+      })
+      .filter(({ score }) => score)
+      .sort((one, other) => other.score - one.score)
+      .slice(0, MOST_SECTIONS);
+    // The lesson to which the glossary sends those who look up just this term comes first.
+    const score = best.length && best[0].score + (terms.includes(query) ? 20 : 0);
+    return { url: `${name}.html`, title, sections: best, score };
+  });
+  return pages.filter(({ score }) => score).sort((one, other) => other.score - one.score);
 }
 
-// Whether a word, or what begins with it, stands in a text; Chinese has no spaces between words.
-function standsIn(text) {
-  const lower = text.toLowerCase();
-  return (part) => (/^\w/.test(part) ? ` ${lower}`.split(/[^\w.]+/).some((word) => word.startsWith(part)) : lower.includes(part));
+// How often a word, or one that begins with it, stands in a text; Chinese has no spaces between words.
+function times(part, text) {
+  if (!/^\w/.test(part)) return text.toLowerCase().split(part).length - 1;
+  return text.toLowerCase().split(/[^\w.]+/).filter((word) => word.startsWith(part)).length;
 }
 
 // An excerpt as HTML, with the longest of the words marked.
@@ -95,7 +74,7 @@ function escaped(text) {
   return box.innerHTML;
 }
 
-function shown({ url, title, excerpt, sections = [] }) {
+function shown({ url, title, excerpt, sections }) {
   const item = document.createElement("li");
   const link = document.createElement("a");
   Object.assign(link, { href: url, textContent: title });
@@ -105,7 +84,7 @@ function shown({ url, title, excerpt, sections = [] }) {
     text.innerHTML = excerpt; // all but its <mark> is escaped
     item.append(text);
   }
-  if (sections.length) {
+  if (sections) {
     const inner = document.createElement("ul");
     inner.append(...sections.map(shown));
     item.append(inner);
@@ -114,6 +93,11 @@ function shown({ url, title, excerpt, sections = [] }) {
 }
 
 document.querySelector("#search-form").addEventListener("submit", (event) => event.preventDefault());
-start().catch(() => {
+input.value = new URLSearchParams(location.search).get("q") ?? "";
+if (globalThis.PAGES) {
+  input.addEventListener("input", search);
+  input.focus();
+  search();
+} else {
   state.textContent = words.broken;
-});
+}

@@ -70,7 +70,7 @@ def test_a_third_edition(book):
     for edition in editions:
         for name in PAGES:
             page = soup(book, f"{edition}/{name}.html")
-            others = {link["href"] for link in page.select(".page-actions a[data-edition]")}
+            others = {link["href"] for link in page.select(".sidebar-sticky a[data-edition]")}
             assert others == {f"../{other}/{name}.html" for other in editions if other != edition}
             known = {link["hreflang"] for link in page.select("link[rel=alternate]")}
             assert known == {"en", "xx", "zh", "x-default"}

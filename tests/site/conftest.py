@@ -32,9 +32,8 @@ def repository(shipped, html, tmp_path_factory):
     return Path(shutil.copytree(shipped, tmp_path_factory.mktemp("copy") / "repository", symlinks=True))
 
 
-# What a server may forbid without harming the site. Search runs WebAssembly; no other page may.
+# What a server may forbid without harming the site.
 POLICY = "default-src 'self'; img-src 'self' data:"
-SEARCH_POLICY = f"{POLICY}; script-src 'self' 'wasm-unsafe-eval'"
 
 
 @contextmanager
@@ -47,8 +46,7 @@ def serving(folder):
             return str(folder / path.removeprefix("/some/where/")) if path.startswith("/some/where/") else "/nowhere"
 
         def end_headers(self):
-            policy = SEARCH_POLICY if "/search.html" in self.path or "/pagefind/" in self.path else POLICY
-            self.send_header("Content-Security-Policy", policy)
+            self.send_header("Content-Security-Policy", POLICY)
             super().end_headers()
 
         def log_message(self, *arguments):

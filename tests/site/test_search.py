@@ -3,6 +3,8 @@
 import pytest
 from playwright.sync_api import expect
 
+from tests.conftest import EDITIONS
+
 FOUND_FIRST = [
     ("zh", "数据并行", "04_data_parallel"),
     ("zh", "切分", "04_data_parallel"),
@@ -35,6 +37,11 @@ def test_search_finds_the_right_page_first(visit, served, edition, query, name):
         ("en", "gradient accumulation", "10_distributed.html#distributed-no-sync"),
         ("zh", "锁页内存", "01_device.html#pinned-memory"),
         ("zh", "断点续训", "10_distributed.html#distributed-resume"),
+        ("zh", "显存不均衡", "09_cost.html#cost-memory"),
+        ("zh", "爆显存", "questions.html#q-out-of-memory"),
+        ("zh", "批大小", "02_random_dataset.html#batches"),
+        ("en", "module. prefix", "07_replicas.html#replica-checkpoints"),
+        ("en", "hang", "questions.html#q-hangs"),
     ],
 )
 def test_search_leads_to_sections(visit, served, edition, query, section):
@@ -44,6 +51,15 @@ def test_search_leads_to_sections(visit, served, edition, query, section):
     assert f"/some/where/{edition}/{section}" in links.evaluate_all(
         "links => links.map(link => link.pathname + link.hash)"
     )
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("query", ["zzzzqqq", "<script>alert(1)</script>", "🙂"])
+def test_search_for_nonsense_finds_nothing(visit, served, edition, query):
+    page = visit(f"{edition}/search.html", site=served)
+    page.get_by_role("searchbox").last.fill(query)
+    page.wait_for_function("document.querySelector('#search-state').textContent")
+    assert page.locator("#search-results li").count() == 0
 
 
 def test_search_from_the_sidebar(visit, served):
@@ -67,7 +83,7 @@ def test_search_box_that_is_cleared_while_results_come(visit, served):
 
 def test_search_whose_index_cannot_be_loaded(browser, served):
     page = browser.new_page()
-    page.route("**/pagefind/**", lambda route: route.abort())
+    page.route("**/sections.js", lambda route: route.abort())
     page.goto(f"{served}/en/search.html?q=scatter")
     page.get_by_text("The index of the search cannot be loaded.").wait_for()
     page.close()
