@@ -62,7 +62,7 @@ def print_book(the_book: Book) -> None:
 
 
 def file_name(the_book: Book, edition: Edition) -> str:
-    """The stem of an edition's files, as that of its zip file on the site: one-model-many-gpus-en."""
+    """The stem of an edition's files, after the source edition: one-model-many-gpus-en."""
     return re.sub(r"[^a-z0-9]+", "-", the_book.source.title.lower()).strip("-") + f"-{edition.name}"
 
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from zipfile import ZipFile
 
 from bs4 import BeautifulSoup
 
@@ -80,8 +81,8 @@ def test_a_third_edition(book):
         "⟦Pseudo⟧", ""
     )
     assert soup(book, "xx/01_count.html").select_one("#cell-count-rows pre") is not None
-    site = {path.name for path in (book.folder / "_build" / "html").iterdir()}
-    assert {f"a-small-book-{edition}.zip" for edition in editions} <= site
+    with ZipFile(book.folder / "_build" / "html" / "a-small-book.zip") as archive:
+        assert {f"a-small-book/{edition}/index.html" for edition in editions} <= set(archive.namelist())
 
     # Watched: when the source changes, its author hears of it, and so does its reader.
     banner = "The source edition of this page has changed since it was translated."
