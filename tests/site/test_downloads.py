@@ -44,7 +44,7 @@ def test_other_edition_in_the_zip(visit, unpacked):
     "edition, query, first",
     [
         ("en", "why is GPU 0 full", "09_cost.html#cost-memory"),
-        ("en", "gradient accumulation", "11_training_for_real.html#training-clipping"),
+        ("en", "gradient accumulation", "10_distributed.html#distributed-no-sync"),
         ("zh", "爆显存", "questions.html#q-out-of-memory"),
     ],
 )

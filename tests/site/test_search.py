@@ -25,7 +25,7 @@ def test_search_finds_the_right_page_first(visit, served, edition, query, name):
     page.get_by_role("searchbox").last.press_sequentially(query)
     first = page.locator("#search-results li").first
     # As one types, the first letters alone may find other pages.
-    expect(first.get_by_role("link").first).to_have_attribute("href", f"/some/where/{edition}/{name}.html")
+    expect(first.get_by_role("link").first).to_have_attribute("href", f"{name}.html")
     assert first.locator("mark").count()
     assert "¶" not in page.locator("#search-results").inner_text()
 
