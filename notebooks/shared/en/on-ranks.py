@@ -107,20 +107,9 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     # what killed ranks leave there goes with the folder
     tempfile.tempdir = str(folder)
     torch.set_num_threads(1)  # the ranks share the cores
-    sys.stdout = open(
-        folder / f"printed-{rank}",
-        "a",
-        encoding="utf-8",
-        errors="backslashreplace",
-        buffering=1,
-    )
-    sys.stderr = open(
-        folder / f"errors-{rank}",
-        "a",
-        encoding="utf-8",
-        errors="backslashreplace",
-        buffering=1,
-    )
+    text_file = {"encoding": "utf-8", "errors": "backslashreplace"}
+    sys.stdout = open(folder / f"printed-{rank}", "a", 1, **text_file)
+    sys.stderr = open(folder / f"errors-{rank}", "a", 1, **text_file)
     # what C++ and other programs write goes there, too
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
@@ -145,9 +134,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     except BaseException as error:
         text = f"rank {rank} of {ranks}: {type(error).__name__}: {error}"
         text += "\n\n" + traceback.format_exc()
-        (folder / f"failure-{rank}").write_text(
-            text, encoding="utf-8", errors="backslashreplace"
-        )
+        (folder / f"failure-{rank}").write_text(text, **text_file)
         with contextlib.suppress(FileExistsError):
             # failures of other ranks may follow from it
             os.link(folder / f"failure-{rank}", folder / "first")

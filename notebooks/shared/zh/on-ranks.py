@@ -106,20 +106,9 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     # 被杀掉的 rank 留下的临时文件，会随文件夹一起删除
     tempfile.tempdir = str(folder)
     torch.set_num_threads(1)  # 各个 rank 共用 CPU 核
-    sys.stdout = open(
-        folder / f"printed-{rank}",
-        "a",
-        encoding="utf-8",
-        errors="backslashreplace",
-        buffering=1,
-    )
-    sys.stderr = open(
-        folder / f"errors-{rank}",
-        "a",
-        encoding="utf-8",
-        errors="backslashreplace",
-        buffering=1,
-    )
+    text_file = {"encoding": "utf-8", "errors": "backslashreplace"}
+    sys.stdout = open(folder / f"printed-{rank}", "a", 1, **text_file)
+    sys.stderr = open(folder / f"errors-{rank}", "a", 1, **text_file)
     os.dup2(sys.stdout.fileno(), 1)  # C++ 和子进程输出的内容也写进这两个文件
     os.dup2(sys.stderr.fileno(), 2)
     logging.disable(logging.WARNING)  # 库的日志会绕过这些文件，写进 notebook
@@ -141,9 +130,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     except BaseException as error:
         text = f"rank {rank}（共 {ranks} 个）：{type(error).__name__}: {error}"
         text += "\n\n" + traceback.format_exc()
-        (folder / f"failure-{rank}").write_text(
-            text, encoding="utf-8", errors="backslashreplace"
-        )
+        (folder / f"failure-{rank}").write_text(text, **text_file)
         with contextlib.suppress(FileExistsError):
             # 只记最先出错的：其他 rank 出错，可能只是受它牵连
             os.link(folder / f"failure-{rank}", folder / "first")
