@@ -18,7 +18,7 @@ book: .venv/ready
 	@$(BIN)/python -m book build
 
 test: .venv/ready-for-tests
-	@sh tools/install_browser.sh fonts-liberation fonts-noto-cjk g++
+	@sh tools/install_browser.sh fonts-liberation fonts-noto-cjk g++ firefox-esr
 	$(BIN)/python -m pytest
 
 test-fast: .venv/ready-for-tests

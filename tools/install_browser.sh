@@ -1,12 +1,12 @@
 #!/bin/sh
 # Installs Debian's Chromium, which the tests of the site open it in and make print prints with, and the packages that
-# are named, where that is possible; elsewhere whatever is there is used.
+# are named, where that is possible; elsewhere whatever is there is used, such as firefox for firefox-esr.
 missing=chromium
 for browser in chromium chromium-browser google-chrome; do
     command -v "$browser" >/dev/null && missing=
 done
 for package; do
-    dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"
+    dpkg -s "$package" >/dev/null 2>&1 || command -v "${package%-esr}" >/dev/null || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0
 sudo=
