@@ -111,9 +111,12 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
             yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} NEW-ID"
         if shared_source(book, cell, lesson.edition) not in (None, cell.source):
             yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
-        image = cell.metadata.get("mystnb", {}).get("image", {})
-        if cell.kind == "code" and "plt.show()" in cell.source and not image.get("alt"):
-            yield cell, "its figure needs words for those who cannot see it, in its metadata: mystnb, image, alt"
+        figure = cell.metadata.get("mystnb", {})
+        if cell.kind == "code" and "plt.show()" in cell.source:
+            if not figure.get("image", {}).get("alt"):
+                yield cell, "its figure needs words for those who cannot see it, in its metadata: mystnb, image, alt"
+            if not figure.get("figure", {}).get("caption"):
+                yield cell, "its figure needs a caption, in its metadata: mystnb, figure, caption"
     if not text_of(first).title.startswith(f"{lesson.number}. "):
         yield first, f"by _toc.yml this is lesson {lesson.number}; its title differs"
     if not first.metadata.get("topic"):

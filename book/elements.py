@@ -1,4 +1,4 @@
-"""Elements of a page, and how they are written as HTML, where the book wants something else than Sphinx."""
+"""Elements of a page: what other pages need to know of them, and their HTML where the book wants another than Sphinx's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.locale import _
 from sphinx.transforms import SphinxTransform
@@ -23,11 +24,15 @@ def add_elements(app: Sphinx) -> None:
 
 
 class MarkCells(SphinxTransform):
-    """Marks predictions, gives each code cell an id to which links can lead, puts outputs of several runs into panels."""
+    """Marks predictions, gives headings and code cells ids to which links can lead, makes panels of several runs."""
 
     default_priority = 500
 
     def apply(self, **kwargs: Any) -> None:
+        # The label first, the same in all editions; then what Sphinx makes of the heading's words.
+        labels = {self.document.nameids[name] for name, given in self.document.nametypes.items() if given}
+        for section in self.document.findall(nodes.section):
+            section["ids"].sort(key=lambda id: id not in labels)
         for strong in self.document.findall(nodes.strong):
             if strong.astext() == _("Predict") and isinstance(strong.parent, nodes.paragraph):
                 strong.parent["classes"].append("predict")
@@ -78,14 +83,47 @@ def visit_section(self: Any, node: nodes.section) -> None:
 
 
 def visit_title(self: Any, node: nodes.title) -> None:
-    """A heading has its label as id, the same in all editions; the ids that Sphinx makes of its words are within it."""
     if isinstance(node.parent, nodes.section):
-        node["ids"] = anchors(node.parent)
+        node["ids"] = node.parent["ids"]
     type(self).visit_title(self, node)
 
 
-def anchors(section: Any) -> list[str]:
-    """The ids of a section, the label that the source gives it first."""
-    document = section.document
-    labels = {document.nameids[name] for name, given in document.nametypes.items() if given}
-    return sorted(section["ids"], key=lambda id: (id not in labels, id))
+def terms_of(doctree: Any) -> Any:
+    """The entries of a glossary: (anchor, term, names of the pages to which it leads)."""
+    for item in doctree.findall(nodes.definition_list_item):
+        anchors = [raw.astext().split('"')[1] for raw in item.findall(nodes.raw) if 'id="' in raw.astext()]
+        names = [strong.astext().split(" · ")[0] for strong in item.findall(nodes.strong)]
+        targets = [xref["reftarget"] for xref in item.findall(addnodes.pending_xref)]
+        yield from [(anchor, names[0], targets) for anchor in anchors[:1]]
+
+
+def definitions_of(doctree: nodes.document) -> Any:
+    """What a link to here shows: (anchor, (names in all languages, what it means)), of terms and of rules."""
+    for item in doctree.findall(nodes.definition_list_item):
+        for anchor, _term, _targets in terms_of(item):
+            yield anchor, (next(item.findall(nodes.strong)).astext().split(" · "), item[-1].astext())
+    for rule in doctree.findall(nodes.block_quote):
+        section = nearest(rule)
+        yield section["ids"][0], ([section[0].astext()], rule.astext())
+
+
+def nearest(node: Any) -> nodes.section:
+    return node.parent if isinstance(node.parent, nodes.section) else nearest(node.parent)
+
+
+def sections_of(doctree: nodes.document) -> Any:
+    """The sections of a page: (anchor, title, text without code)."""
+    for section in doctree.findall(nodes.section):
+        texts = [p.astext() for p in section.findall(nodes.paragraph) if section is nearest(p)]
+        yield section["ids"][0], section[0].astext(), " ".join(texts)
+
+
+def mark_languages(doctree: nodes.document, tags: list[str]) -> None:
+    """A glossary's words of other editions say their language, so that they are read aloud and drawn rightly."""
+    for item in doctree.findall(nodes.definition_list_item):
+        for strong in item.findall(nodes.strong):
+            first, *names = strong.astext().split(" · ")
+            words = [
+                nodes.inline("", name, classes=[f"language-{tag}"]) for name, tag in zip(names, tags, strict=False)
+            ]
+            strong.children = [nodes.Text(first), *(part for word in words for part in (nodes.Text(" · "), word))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from . import files, runs
 from .check import text_of
-from .elements import add_elements, anchors
+from .elements import add_elements, definitions_of, mark_languages, sections_of, terms_of
 from .model import Cell, Lesson, Recorded, Run
 from .site import HERE, LOADED, NEVER_EXECUTE, prints, repository
 from .sources import find_root, load
@@ -88,7 +89,11 @@ class Pages:
             entry["metadata"]["id"] = cell.id
             if cell.id in done:
                 entry["outputs"] = done[cell.id].outputs
-            cells += [entry, *self.panels(lesson, cell, entry)]
+            panels = self.panels(lesson, cell, entry)
+            if not panels and cell.id in done and not self.run.lessons[lesson.id].gpus and "gpu" in cell.metadata:
+                prompt = {"code_prompt_show": cell.metadata["gpu"]}  # here it says only that it needs one
+                entry["metadata"] |= {"tags": [*cell.tags, "hide-input"], "mystnb": prompt}
+            cells += [entry, *panels]
             if EXPLORER in cell.tags:
                 directive = f"```{{{EXPLORER}}}\n```\n"
                 cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
@@ -117,12 +122,15 @@ class Pages:
 
     def note_facts(self, app: Sphinx, doctree: nodes.document) -> None:
         """Keeps in Sphinx's environment what other pages need to know of this one."""
+        for toctree in doctree.findall(addnodes.toctree):  # _toc.yml is one for all editions
+            toctree["caption"] = toctree["caption"] and _(toctree["caption"])
         metadata = app.env.metadata[app.env.docname]
         first = next((p for p in doctree.findall(nodes.paragraph) if isinstance(p.parent, nodes.section)), None)
         text = " ".join(first.astext().split()) if first is not None else ""
         metadata["summary"] = text if len(text) <= 200 else f"{text[:199].rstrip()}…"
         metadata["terms"] = list(terms_of(doctree))
         metadata["definitions"] = dict(definitions_of(doctree))
+        mark_languages(doctree, [e.tag for e in self.book.editions.values() if e is not self.edition])
         metadata["sections"] = list(sections_of(doctree))
         # Places to which links of other pages may lead: MyST knows headings by itself, but neither cells nor spans.
         ids = [id for node in doctree.findall(nodes.Element) for id in node["ids"]]
@@ -159,6 +167,8 @@ class Pages:
             "terms": [(doc, anchor, term) for doc, anchor, term, targets in terms if lesson and name in targets],
             "definitions": {anchor: defined[anchor] for page, _, anchor in links if page and anchor in defined},
             "provenance": lesson and self.run.lessons.get(lesson.id),
+            "minutes": lesson and self.book.source.pages[lesson.name].minutes,
+            "exercises": lesson and len([c for c in lesson.cells if re.fullmatch(r"exercise-\d+", c.id)]),
         }
 
     def write_downloads(self, app: Sphinx, exception: Exception | None) -> None:
@@ -186,44 +196,18 @@ class Pages:
                 files.write_text(target, notebook)
 
 
-def terms_of(doctree: Any) -> Any:
-    """The entries of a glossary: (anchor, term, names of the pages to which it leads)."""
-    for item in doctree.findall(nodes.definition_list_item):
-        anchors = [raw.astext().split('"')[1] for raw in item.findall(nodes.raw) if 'id="' in raw.astext()]
-        names = [strong.astext().split(" · ")[0] for strong in item.findall(nodes.strong)]
-        targets = [xref["reftarget"] for xref in item.findall(addnodes.pending_xref)]
-        yield from [(anchor, names[0], targets) for anchor in anchors[:1]]
-
-
-def definitions_of(doctree: nodes.document) -> Any:
-    """The entries of a glossary: (anchor, (term in all languages, what it means))."""
-    for item in doctree.findall(nodes.definition_list_item):
-        for anchor, _term, _targets in terms_of(item):
-            yield anchor, (next(item.findall(nodes.strong)).astext(), item[-1].astext())
-
-
-def nearest(node: Any) -> nodes.section:
-    return node.parent if isinstance(node.parent, nodes.section) else nearest(node.parent)
-
-
-def sections_of(doctree: nodes.document) -> Any:
-    """The sections of a page: (anchor, title, text without code)."""
-    for section in doctree.findall(nodes.section):
-        texts = [p.astext() for p in section.findall(nodes.paragraph) if section is nearest(p)]
-        yield anchors(section)[0], section[0].astext(), " ".join(texts)
-
-
 class LessonTable(SphinxDirective):
     """A table of all lessons: topic, and the question that its title asks."""
 
     pages: ClassVar[Pages]
 
     def run(self) -> list[nodes.Node]:
-        lines = [f"| {_('lesson')} | {_('the question it answers')} |", "|---|---|"]
+        lines = [f"| {_('lesson')} | {_('the question it answers')} | {_('minutes')} |", "|---|---|--:|"]
         for lesson in self.pages.edition.lessons:
             self.env.note_dependency(str(self.pages.book.root / lesson.path))
             name = f"{lesson.number}. {lesson.cells[0].metadata.get('topic')}"
-            lines.append(f"| [{name}]({lesson.file}) | {text_of(lesson.cells[0]).title.partition(' ')[2]} |")
+            title = text_of(lesson.cells[0]).title.partition(" ")[2]
+            lines.append(f"| [{name}]({lesson.file}) | {title} | {self.pages.book.source.pages[lesson.name].minutes} |")
         box = nodes.Element()
         self.state.nested_parse(StringList(lines, self.env.docname), self.content_offset, box)
         return list(box.children)

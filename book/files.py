@@ -22,7 +22,7 @@ METADATA = {
 }
 # Of a cell: `mystnb` has the alternative text of a figure; `topic`, in a lesson's first cell, its name in the table of
 # lessons; `wrong`, an answer that an exercise's check must refuse; `numbers`, where a text has numbers from.
-KEPT_METADATA = ("tags", "mystnb", "translates", "topic", "wrong", "numbers")
+KEPT_METADATA = ("tags", "mystnb", "translates", "topic", "wrong", "numbers", "gpu")
 
 
 def shown(path: Path, root: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,14 @@ class Page:
         """What each cell remembers of the text that it translates."""
         return {cell.id: cell.metadata.get("translates") for cell in self.cells}
 
+    @property
+    def minutes(self) -> int:
+        """About how long it takes to read: 220 words or 30 unfolded lines of code a minute, rounded up to 5 minutes."""
+        words = sum(len(cell.source.split()) for cell in self.cells if cell.kind == "markdown")
+        code = [cell for cell in self.cells if cell.kind == "code" and not {"hide-input", "hide-cell"} & {*cell.tags}]
+        lines = sum(cell.source.count("\n") + 1 for cell in code)
+        return 5 * math.ceil((words / 220 + lines / 30) / 5)
+
     def where(self, cell: Cell | None = None, line: int | None = None) -> str:
         """How messages name a place in this page."""
         if cell and cell.id:
@@ -197,5 +206,5 @@ class Book:
 
     @property
     def address(self) -> str:
-        """Where the site will be, as _config.yml has it, or an empty string: then its pages name no full addresses."""
+        """Where the site will be, as _config.yml or BOOK_ADDRESS has it; if neither has, pages name no full addresses."""
         return ((self.config.get("html") or {}).get("baseurl") or "").rstrip("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from . import files, runs
 from .model import Book, BookError, Cell, Edition, Lesson, Page, Problem
 
 NOTEBOOKS = "notebooks"
+ADDRESS = "BOOK_ADDRESS"  # an environment variable: where the site will be
 SETTINGS = "edition.yml"  # what makes a folder in notebooks/ an edition
 CELL_ID = r"[a-z][a-z0-9-]*"
 SHARED = "shared"  # the folder in notebooks/ with cells that several lessons repeat, a file for each
@@ -53,6 +55,8 @@ def load(root: Path | None = None) -> Book:
     config = files.read_yaml(root / "_config.yml", root) or {}
     if not isinstance(config, dict):
         raise BookError(Problem("_config.yml", "not settings, each with a name and a value"))
+    if ADDRESS in os.environ:
+        config["html"] = {**(config.get("html") or {}), "baseurl": os.environ[ADDRESS]}
     by_name = {edition.name: edition for edition in editions}
     return Book(root, config, by_name, load_shared(root), runs.recorded(root))
 

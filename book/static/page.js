@@ -26,8 +26,8 @@ for (const link of document.querySelectorAll("a[data-edition]")) {
   });
 }
 
-// A term that leads to the glossary shows what it means: under the mouse, with the focus, at the first tap.
-for (const link of document.querySelectorAll('article a[href*="#term-"]')) {
+// A link to a term or to a rule shows what it means or says: under the mouse, with the focus, at the first tap.
+for (const link of document.querySelectorAll('article a.reference[href*="#"]')) {
   const meaning = document.getElementById(`meaning-${link.hash.slice(1)}`);
   if (!meaning?.showPopover) continue;
   let [wait, touched] = [0, false];

@@ -156,3 +156,27 @@ def test_no_code_scrolls_on_a_desktop(visit, html):
         for edition in EDITIONS:
             page.goto(f"{html.as_uri()}/{edition}/{name}.html")
             assert page.evaluate(wide) == [], f"{edition}/{name}"
+
+
+def test_a_link_to_a_rule_shows_the_rule(visit):
+    page = visit("en/index.html", reduced_motion="reduce")
+    link = page.locator('a[href="04_data_parallel.html#split-law"]').first
+    link.scroll_into_view_if_needed()
+    page.wait_for_timeout(200)  # what scrolls hides it
+    link.hover()
+    page.locator(".meaning:popover-open", has_text="the last chunk may have fewer").wait_for()
+
+
+@pytest.mark.parametrize("name", ["04_data_parallel", "12_hangs"])
+def test_a_printed_lesson_is_whole(visit, name):
+    """Findings 6 and 7 of the site's review: links over the text, code cut off, black figures, solutions folded."""
+    page = visit(f"en/{name}.html", viewport={"width": 720, "height": 1000}, color_scheme="dark")
+    page.emulate_media(media="print")
+    assert not page.locator(".skip-to-content").is_visible()
+    wide = "[...document.querySelectorAll('article pre')].filter(p => p.scrollWidth > p.clientWidth).length"
+    assert page.evaluate(wide) == 0
+    assert page.locator("article img").first.evaluate("i => getComputedStyle(i).filter") == "none"
+    solutions = page.locator("article details:not(.hide)")
+    assert solutions.count() >= 2
+    assert all(solution.evaluate("d => d.lastElementChild.checkVisibility()") for solution in solutions.all())
+    assert not any(folded.is_visible() for folded in page.locator("article details.hide").all())

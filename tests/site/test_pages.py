@@ -147,3 +147,45 @@ def test_no_output_scrolls_sideways(visit, width):
     page = visit("en/12_hangs.html", viewport={"width": width, "height": 800})
     wide = "boxes => boxes.filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.textContent)"
     assert page.locator(".cell_output pre").evaluate_all(wide) == []
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_menu_is_grouped_and_says_where_one_is(html, edition):
+    captions = {page: [c.text for c in soup(html / edition / f"{page}.html").select("nav .caption")] for page in PAGES}
+    assert len(set(map(tuple, captions.values()))) == 1 and len(set(captions["index"])) == 5
+    assert all(bool(re.search("[\u4e00-\u9fff]", text)) == (edition == "zh") for text in captions["index"])
+    for page in PAGES[1:]:
+        assert [link["href"] for link in soup(html / edition / f"{page}.html").select('nav [aria-current="page"]')] == [
+            "#"
+        ]
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_every_figure_has_a_caption(html, edition):
+    figures = [image for name in NAMES for image in soup(html / edition / f"{name}.html").article.find_all("img")]
+    assert len(figures) >= 30
+    for image in figures:
+        assert image.find_parent("figure").figcaption.get_text(strip=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU: the cells measure")
+@pytest.mark.parametrize("edition, words", [("en", "With a GPU: "), ("zh", "有 GPU 时：")])
+def test_what_only_a_gpu_measures_is_folded(html, edition, words):
+    cell = soup(html / edition / "09_cost.html").select_one("#cell-time-multiply")
+    assert cell.details.summary.get_text(strip=True).startswith(words)
+    assert not cell.details.has_attr("open") and cell.select_one(".cell_output")
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_a_lesson_says_how_long_it_takes(html, edition):
+    for name in NAMES:
+        page = soup(html / edition / f"{name}.html")
+        numbers = re.search(r"(\d+) (?:minutes|分钟)\D+(\d+) ", page.select("p.page-note")[-1].text)
+        assert 5 <= int(numbers[1]) <= 60
+        assert int(numbers[2]) == len(page.find_all(id=re.compile(r"cell-exercise-\d+-check")))
+
+
+@pytest.mark.parametrize("edition, other", [("en", "zh"), ("zh", "en")])
+def test_words_of_the_glossary_say_their_language(html, edition, other):
+    words = soup(html / edition / "glossary.html").select("dt strong span")
+    assert len(words) > 50 and {word["lang"] for word in words} == {other}
