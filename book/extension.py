@@ -91,7 +91,7 @@ class Pages:
                 entry["outputs"] = done[cell.id].outputs
             panels = self.panels(lesson, cell, entry)
             if not panels and cell.id in done and not self.run.lessons[lesson.id].gpus and "gpu" in cell.metadata:
-                prompt = {"code_prompt_show": cell.metadata["gpu"]}  # here it says only that it needs one
+                prompt = dict.fromkeys(("code_prompt_show", "code_prompt_hide"), cell.metadata["gpu"])
                 entry["metadata"] |= {"tags": [*cell.tags, "hide-input"], "mystnb": prompt}
             cells += [entry, *panels]
             if EXPLORER in cell.tags:
@@ -154,7 +154,9 @@ class Pages:
         lesson = page if isinstance(page, Lesson) else None
         terms = [(doc, *term) for doc in facts for term in facts[doc].get("terms", [])]
         defined = {anchor: words for doc in facts for anchor, words in facts[doc].get("definitions", {}).items()}
-        links = [link.get("refuri", "").partition("#") for link in doctree.findall(nodes.reference)] if doctree else []
+        terms = [term for term in terms if lesson and name in term[3]]
+        links = [link.get("refuri", "") for link in doctree.findall(nodes.reference)] if doctree else []
+        places = [*(link.partition("#")[2] for link in links), *(anchor for _, anchor, *_ in terms)]
         context |= {
             "book": self.book,
             "edition": self.edition,
@@ -164,8 +166,8 @@ class Pages:
             "prints": prints(self.book, self.edition.name) if name == app.config.root_doc else [],
             "behind": page and self.book.behind(page),
             "lesson": lesson,
-            "terms": [(doc, anchor, term) for doc, anchor, term, targets in terms if lesson and name in targets],
-            "definitions": {anchor: defined[anchor] for page, _, anchor in links if page and anchor in defined},
+            "terms": [(doc, anchor, term) for doc, anchor, term, _targets in terms],
+            "definitions": {anchor: defined[anchor] for anchor in places if page and anchor in defined},
             "provenance": lesson and self.run.lessons.get(lesson.id),
             "minutes": lesson and self.book.source.pages[lesson.name].minutes,
             "exercises": lesson and len([c for c in lesson.cells if re.fullmatch(r"exercise-\d+", c.id)]),

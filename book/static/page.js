@@ -27,7 +27,7 @@ for (const link of document.querySelectorAll("a[data-edition]")) {
 }
 
 // A link to a term or to a rule shows what it means or says: under the mouse, with the focus, at the first tap.
-for (const link of document.querySelectorAll('article a.reference[href*="#"]')) {
+for (const link of document.querySelectorAll('article a[href*="#"]:not(.headerlink)')) {
   const meaning = document.getElementById(`meaning-${link.hash.slice(1)}`);
   if (!meaning?.showPopover) continue;
   let [wait, touched] = [0, false];

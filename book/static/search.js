@@ -65,7 +65,7 @@ function around(text, parts) {
   const after = text.toLowerCase().includes(word) ? at + word.length : at;
   const [before, mark] = [text.slice(Math.max(0, at - AROUND), at), text.slice(at, after)];
   const [start, end] = [before.replace(/^\w+/, "…"), text.slice(after, after + AROUND).replace(/\w+$/, "…")];
-  return `${escaped(start)}<mark>${escaped(mark)}</mark>${escaped(end)}`;
+  return escaped(start) + (mark && `<mark>${escaped(mark)}</mark>`) + escaped(end);
 }
 
 function escaped(text) {
