@@ -20,11 +20,7 @@ def cold(tmp_path_factory, request):
 
 
 # Those that start processes take minutes; the job "cold" of book.yml executes them.
-QUICK = [
-    lesson.id
-    for lesson in BOOK.source.lessons
-    if not any("torch.distributed.run" in cell.source for cell in lesson.code)
-]
+QUICK = [lesson.id for lesson in BOOK.source.lessons if not any("on_ranks(" in cell.source for cell in lesson.code)]
 
 
 def without_times(path):
