@@ -100,6 +100,7 @@ for (const [box, side, narrow] of [
     checkbox.click();
     buttons.find((button) => button.offsetWidth)?.focus();
   });
+  drawer.addEventListener("click", ({ target }) => target.closest("a") && checkbox.checked && checkbox.click());
   checkbox.addEventListener("change", update);
   media.addEventListener("change", update);
   update();

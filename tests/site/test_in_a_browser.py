@@ -101,6 +101,7 @@ def test_contents_of_a_page_by_keyboard(visit):
     page.keyboard.press("Space")
     page.keyboard.press("Enter")  # on the first link of the contents
     assert "#" in page.url
+    assert button.get_attribute("aria-expanded") == "false", "what was looked for is not covered"
 
 
 def test_what_has_the_focus_is_seen(visit):
