@@ -1,7 +1,6 @@
 // Search as one types, in the sections of all pages: _static/sections.js has them, a script, so that it works in pages
 // opened from a file, too.
 
-const MOST = 12; // pages shown
 const MOST_SECTIONS = 3; // of a page
 const AROUND = 80; // letters of an excerpt before and after the word
 const CHINESE = /[\u3400-\u9fff]/;
@@ -16,7 +15,7 @@ function search() {
   history.replaceState(null, "", query ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
   const pages = query ? found(query) : [];
   state.textContent = query && (pages.length ? words.found.replace("%", pages.length) : words.none);
-  list.replaceChildren(...pages.slice(0, MOST).map(shown));
+  list.replaceChildren(...pages.map(shown));
 }
 
 // The pages in which all words stand, or all but one of many; if there are none, those with most of them, where a long
@@ -63,8 +62,9 @@ function around(text, parts) {
   const word = parts.reduce((one, other) => (other.length > one.length ? other : one));
   const at = Math.max(0, text.toLowerCase().indexOf(word));
   const after = text.toLowerCase().includes(word) ? at + word.length : at;
-  const [before, mark] = [text.slice(Math.max(0, at - AROUND), at), text.slice(at, after)];
-  const [start, end] = [before.replace(/^\w+/, "…"), text.slice(after, after + AROUND).replace(/\w+$/, "…")];
+  const [before, mark, rest] = [text.slice(Math.max(0, at - AROUND), at), text.slice(at, after), text.slice(after)];
+  const start = at > AROUND ? `…${before.replace(/^\w+/, "")}` : before;
+  const end = rest.length > AROUND ? `${rest.slice(0, AROUND).replace(/\w+$/, "")}…` : rest;
   return escaped(start) + (mark && `<mark>${escaped(mark)}</mark>`) + escaped(end);
 }
 
