@@ -58,7 +58,7 @@ def test_a_third_edition(book):
         book.good("translated", name)
     book.good("tidy")
     assert "note: " not in book.good("check")
-    out = book.good("build")
+    out = book.good("build", BOOK_ADDRESS="https://example.org")
     assert "lessons: 0 executed, 6 unchanged" in out, "its code is that of the source edition"
 
     # Linked from the first page, and from the page for what does not exist.
