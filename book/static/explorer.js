@@ -58,6 +58,7 @@ class SplitExplorer extends HTMLElement {
       for (const input of [number, slider]) {
         input.addEventListener("input", () => input.value && this.change(key, this.within(key, input.value)));
       }
+      number.addEventListener("focus", () => number.select()); // what is typed takes the old number's place
       // Enter, or the end of typing: what does not count is replaced by what does.
       number.addEventListener("change", () => {
         number.value = this.state[key];

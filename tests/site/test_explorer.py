@@ -94,3 +94,12 @@ def test_explorer_says_once_what_has_changed(visit):
 def test_half_an_address_leaves_the_rest_as_it_was(visit, address, gpus):
     explorer = visit(f"en/explorer.html{address}").locator("split-explorer")
     assert explorer.locator("input[type=number]").nth(1).input_value() == gpus
+
+
+def test_what_is_typed_replaces_the_number_that_was_there(visit):
+    """A new reader tapped the field, typed 10, and had 1010 rows."""
+    page = visit("en/explorer.html", viewport={"width": 390, "height": 800}, has_touch=True)
+    field = page.locator("input[type=number]").first
+    field.tap()
+    page.keyboard.type("12")
+    assert field.input_value() == "12"
