@@ -42,6 +42,11 @@ def test_search_finds_the_right_page_first(visit, served, edition, query, name):
         ("zh", "批大小", "02_random_dataset.html#batches"),
         ("en", "module. prefix", "07_replicas.html#replica-checkpoints"),
         ("en", "hang", "questions.html#q-hangs"),
+        ("en", "OOM", "questions.html#q-out-of-memory"),
+        ("en", "uneven batch", "04_data_parallel.html#idle-gpus"),
+        ("en", "multi node", "10_distributed.html#distributed-two-machines"),
+        ("zh", "死锁", "questions.html#q-hangs"),
+        ("zh", "梯度求和", "06_gradients.html#gradients-shares"),
     ],
 )
 def test_search_leads_to_sections(visit, served, edition, query, section):
