@@ -121,10 +121,9 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
         yield first, f"by _toc.yml this is lesson {lesson.number}; its title differs"
     if not first.metadata.get("topic"):
         yield first, "its metadata has no `topic` for the table of lessons"
-    exercises = [cell for cell in lesson.cells if re.fullmatch(r"exercise-\d+", cell.id)]
-    if len(exercises) < 2:
+    if len(lesson.exercises) < 2:
         yield None, "at least two exercises: cells exercise-1, exercise-1-check, exercise-1-solution …"
-    for cell in exercises:
+    for cell in lesson.exercises:
         for part in {f"{cell.id}-check", f"{cell.id}-solution"} - set(ids):
             yield cell, f"there is no cell {part}"
         if lesson.edition == book.source.name and not cell.metadata.get("wrong"):

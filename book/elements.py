@@ -43,6 +43,8 @@ class MarkCells(SphinxTransform):
                 self.into_panel(node, about["run"])
             elif "id" in about:
                 node["ids"].append(f"{CELL_ANCHOR}{about['id']}")
+                for figure in node.findall(nodes.figure):  # Sphinx counts figures, in each edition otherwise
+                    figure["ids"] = [f"figure-{about['id']}"]
 
     def into_panel(self, node: Any, about: dict[str, Any]) -> None:
         panel = RunPanel("", nodes.paragraph("", about["detail"], classes=["run-name"]), **about)

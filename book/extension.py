@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -152,9 +151,9 @@ class Pages:
         """What the templates know of a page."""
         page, facts, settings = self.edition.pages.get(name), app.env.metadata, self.book.config.get("repository") or {}
         lesson = page if isinstance(page, Lesson) else None
-        terms = [(doc, *term) for doc in facts for term in facts[doc].get("terms", [])]
+        known = [(doc, *term) for doc in facts for term in facts[doc].get("terms", [])]
+        terms = [(doc, anchor, term) for doc, anchor, term, targets in known if lesson and name in targets]
         defined = {anchor: words for doc in facts for anchor, words in facts[doc].get("definitions", {}).items()}
-        terms = [term for term in terms if lesson and name in term[3]]
         links = [link.get("refuri", "") for link in doctree.findall(nodes.reference)] if doctree else []
         places = [*(link.partition("#")[2] for link in links), *(anchor for _, anchor, *_ in terms)]
         context |= {
@@ -166,11 +165,11 @@ class Pages:
             "prints": prints(self.book, self.edition.name) if name == app.config.root_doc else [],
             "behind": page and self.book.behind(page),
             "lesson": lesson,
-            "terms": [(doc, anchor, term) for doc, anchor, term, _targets in terms],
+            "terms": terms,
             "definitions": {anchor: defined[anchor] for anchor in places if page and anchor in defined},
             "provenance": lesson and self.run.lessons.get(lesson.id),
             "minutes": lesson and self.book.source.pages[lesson.name].minutes,
-            "exercises": lesson and len([c for c in lesson.cells if re.fullmatch(r"exercise-\d+", c.id)]),
+            "exercises": lesson and len(lesson.exercises),
         }
 
     def write_downloads(self, app: Sphinx, exception: Exception | None) -> None:
@@ -206,10 +205,12 @@ class LessonTable(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         lines = [f"| {_('lesson')} | {_('the question it answers')} | {_('minutes')} |", "|---|---|--:|"]
         for lesson in self.pages.edition.lessons:
-            self.env.note_dependency(str(self.pages.book.root / lesson.path))
+            source = self.pages.book.source.pages[lesson.name]
+            for path in (lesson.path, source.path):
+                self.env.note_dependency(str(self.pages.book.root / path))
             name = f"{lesson.number}. {lesson.cells[0].metadata.get('topic')}"
             title = text_of(lesson.cells[0]).title.partition(" ")[2]
-            lines.append(f"| [{name}]({lesson.file}) | {title} | {self.pages.book.source.pages[lesson.name].minutes} |")
+            lines.append(f"| [{name}]({lesson.file}) | {title} | {source.minutes} |")
         box = nodes.Element()
         self.state.nested_parse(StringList(lines, self.env.docname), self.content_offset, box)
         return list(box.children)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,10 @@ class Lesson(Page):
     @property
     def code(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.kind == "code"]
+
+    @property
+    def exercises(self) -> list[Cell]:
+        return [cell for cell in self.cells if re.fullmatch(r"exercise-\d+", cell.id)]
 
     @property
     def runs_alone(self) -> bool:

@@ -190,8 +190,8 @@ def root_pages(book: Book, site: Path) -> None:
     editions = list(book.editions.values())
     words = {e.name: gettext.translation("sphinx", HERE / "locale", [e.language], fallback=True) for e in editions}
     say = {name: found.gettext for name, found in words.items()}
-    for file, template, here in (("index.html", "choose.html", "."), ("404.html", "404.html", "")):
-        known = {"editions": editions, "source": book.source, "words": say, "address": book.address or here}
+    known = {"editions": editions, "source": book.source, "words": say, "address": book.address}
+    for file, template in (("index.html", "choose.html"), ("404.html", "404.html")):
         files.write_text(site / file, templates.get_template(template).render(known))
 
 

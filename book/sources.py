@@ -55,8 +55,8 @@ def load(root: Path | None = None) -> Book:
     config = files.read_yaml(root / "_config.yml", root) or {}
     if not isinstance(config, dict):
         raise BookError(Problem("_config.yml", "not settings, each with a name and a value"))
-    if ADDRESS in os.environ:
-        config["html"] = {**(config.get("html") or {}), "baseurl": os.environ[ADDRESS]}
+    if address := os.environ.get(ADDRESS):
+        config["html"] = {**(config.get("html") or {}), "baseurl": address}
     by_name = {edition.name: edition for edition in editions}
     return Book(root, config, by_name, load_shared(root), runs.recorded(root))
 

@@ -103,7 +103,8 @@ def firefox(profile):
     command = [found, "--headless", "--remote-debugging-port=0", "--profile", str(profile)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
-            line = next(line for line in process.stderr if LISTENS in line)
+            line = next((line for line in process.stderr if LISTENS in line), "")
+            assert line, f"{found} ended before it listened"
             page = Firefox(line.partition(LISTENS)[2].strip())
             yield page
             page.close()

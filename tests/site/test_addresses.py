@@ -15,7 +15,7 @@ def test_buttons_of_other_places_only_with_an_address(html, edition):
 @pytest.mark.parametrize("page", ["index.html", "en/03_model.html", "zh/search.html"])
 def test_half_an_address_is_not_given_to_search_engines(html, page):
     """Lighthouse: a link to another language needs a whole address."""
-    assert not soup(html / page).select("link[hreflang], link[rel=canonical]")
+    assert not soup(html / page).select('link[hreflang], link[rel=canonical], meta[property="og:image"]')
 
 
 def test_page_for_addresses_that_do_not_exist(html):

@@ -25,6 +25,7 @@ def test_pages_open_without_complaints(visit, html, edition, width, scheme):
             assert not image.get_attribute("alt").endswith((".svg", ".png")), "the file's name says nothing"
             page.wait_for_function("image => image.complete && image.naturalWidth > 0", arg=image.element_handle())
         if name in kinds and (edition == "en") == (scheme == "light"):
+            page.evaluate("new Promise(requestIdleCallback)")  # page.js waits for it, too
             violations = Axe().run(page, options={"preload": False}).response["violations"]
             assert not [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in violations], name
 
@@ -181,3 +182,19 @@ def test_a_printed_lesson_is_whole(visit, name):
     assert solutions.count() >= 2
     assert all(solution.evaluate("d => d.lastElementChild.checkVisibility()") for solution in solutions.all())
     assert not any(folded.is_visible() for folded in page.locator("article details.hide").all())
+
+
+@pytest.mark.parametrize("width, height", [(390, 844), (1280, 800)])
+def test_lesson_4_shows_the_split_within_two_screens(visit, width, height):
+    page = visit("en/04_data_parallel.html", viewport={"width": width, "height": height})
+    box = page.locator(".explorer-strip").bounding_box()
+    assert box["y"] + box["height"] < 2 * height
+
+
+def test_code_that_scrolls_on_a_phone_says_so(visit):
+    page = visit("en/04_data_parallel.html", viewport={"width": 390, "height": 844})
+    scrolling = page.locator(".cell_input pre").filter(visible=True)
+    grounds = scrolling.evaluate_all(
+        "boxes => boxes.filter(b => b.scrollWidth > b.clientWidth).map(b => getComputedStyle(b).backgroundImage)"
+    )
+    assert len(grounds) > 5 and all("linear-gradient" in ground for ground in grounds)
