@@ -94,7 +94,8 @@ class Pages:
                 entry["metadata"] |= {"tags": [*cell.tags, "hide-input"], "mystnb": prompt}
             cells += [entry, *panels]
             if EXPLORER in cell.tags:
-                directive = f"```{{{EXPLORER}}}\n```\n"
+                lead = _("To play with. The lesson asks you to predict: predict first, then check it here.")
+                directive = f"{lead}\n\n```{{{EXPLORER}}}\n```\n"
                 cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
         return {**notebook, "cells": cells}
 

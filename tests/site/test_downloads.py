@@ -11,7 +11,7 @@ import pytest
 from book.files import json_text, notebook_json
 from tests.conftest import BOOK, EDITIONS
 
-NOTHING = {"en": "No page has all of these words.", "zh": "没有页面同时包含这些词"}
+NOTHING = {"en": "Nothing found.", "zh": "没有找到"}
 
 
 @pytest.fixture(scope="module")

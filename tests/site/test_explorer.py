@@ -67,7 +67,7 @@ def test_explorer_replaces_what_does_not_count(visit):
         rows.press("Enter")
         assert rows.input_value() == kept, typed
     assert explorer.get_by_text("1 to 4096").is_visible(), "the limit is on the page"
-    assert explorer.get_by_text("Each square stands for 4 of them.").is_visible()
+    assert explorer.get_by_text("Each square stands for 4 rows or columns.").is_visible()
 
 
 def test_explorer_draws_where_the_address_cannot_be_written(visit):
