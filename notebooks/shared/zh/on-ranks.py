@@ -23,18 +23,17 @@ gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
 cuda_since = []  # 第一个用到 CUDA 的单元格的编号
 
 
-# PyTorch 自带的 start_processes（torchelastic）会接管信号处理函数，而且每次出
-# 错都要写十来行日志
+# PyTorch 自带的 start_processes（torchelastic）会接管信号处理函数，
+# 而且每次出错都要写十来行日志
 def on_ranks(ranks, function, *arguments, seconds=60):
-    """从本进程 fork 出 ranks 个进程，在每个进程里调用 function(*arguments)，按
-    rank 的顺序返回结果。
+    """从本进程 fork 出 ranks 个进程，各自调用 function(*arguments)，
+    按 rank 的顺序返回结果。
 
-    返回的张量都在 CPU 上。各个 rank 打印的内容按 rank 的顺序显示，警告和日志不
-    显示。集合通信等待超过
-    seconds 秒就会报错；再过 5 秒，无论在做什么，所有 rank 都会被结束。只要有一
-    个 rank 出错，就立刻结束所有 rank，并抛出 RuntimeError，说明最先出错的是哪
-    个 rank、
-    为什么出错。
+    返回的张量都在 CPU 上。各个 rank 打印的内容按 rank 的顺序显示，
+    警告和日志不显示。集合通信等待超过 seconds 秒就会报错；
+    再过 5 秒，无论在做什么，所有 rank 都会被结束。
+    只要有一个 rank 出错，就立刻结束所有 rank，并抛出 RuntimeError，
+    说明最先出错的是哪个 rank、为什么出错。
     """
     if sys.platform != "linux":
         raise RuntimeError(
