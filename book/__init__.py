@@ -4,8 +4,8 @@ notebooks/EDITION/*  ── sources ──▶  a Book (model), which `check` hol
 lessons of the Book  ── execute, machine ──▶  _build/run: a run, which `runs` reads, records and compares
 Book + run           ── site: Sphinx with extension ──▶  _build/html, one folder for each edition
 
-Imports point one way: model ← files ← runs ← sources ← machine ← check ← execute | site, elements,
-extension ← __main__.
+Imports point one way: model ← calculators ← asking ← files ← runs ← sources ← machine ← check ← execute | site,
+elements, directives, extension ← __main__.
 """
 
 __version__ = "0.2.0"  # CHANGELOG.md and CITATION.cff have the same

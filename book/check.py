@@ -23,6 +23,7 @@ from markdown_it import MarkdownIt
 from mdit_py_plugins.deflist import deflist_plugin
 from mdit_py_plugins.myst_blocks import myst_block_plugin
 
+from . import asking, calculators
 from .files import json_text, notebook_json, parse_yaml
 from .machine import LIMITS
 from .model import CELL_ANCHOR, Book, Cell, Lesson, Page, Problem
@@ -93,8 +94,9 @@ def untidy(book: Book) -> Iterator[Problem]:
     """What is not to be committed as it is. Editors leave notebooks so; a build does not mind."""
     for lesson in book.lessons:
         if lesson.raw != json_text(notebook_json(lesson.cells)):
-            text = "has outputs, or is not as tidy writes it; before you commit: python -m book tidy"
-            yield Problem(lesson.path, text)
+            yield Problem(
+                lesson.path, "has outputs, or is not as tidy writes it; before you commit: python -m book tidy"
+            )
         for cell in lesson.code:
             for number, line in enumerate(cell.source.splitlines(), 1):
                 if (columns := len(line) + sum(east_asian_width(letter) in "WF" for letter in line)) > WIDTH:
@@ -111,6 +113,8 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
             yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} NEW-ID"
         if shared_source(book, cell, lesson.edition) not in (None, cell.source):
             yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
+        if text := asking.wrong(cell) or calculators.wrong(lesson, cell):
+            yield cell, text
         figure = cell.metadata.get("mystnb", {})
         if cell.kind == "code" and "plt.show()" in cell.source:
             if not figure.get("image", {}).get("alt"):
@@ -147,6 +151,8 @@ def pair(source: Page, page: Page) -> list[Problem]:
             problems += code_pair(where, mine.source, cell.source)
         else:
             problems += text_pair(where, text_of(mine), text_of(cell))
+        if asking.structure(mine) != asking.structure(cell):
+            problems.append(Problem(where, f"asks for another truth, or with other choices, than in {source.path}"))
         if mine.tags != cell.tags:
             problems.append(Problem(where, f"the tags are {cell.tags}, and in {source.path} {mine.tags}"))
     return problems

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from docutils import nodes
+from markdown_it import MarkdownIt
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.locale import _
@@ -14,9 +16,12 @@ from sphinx.transforms import SphinxTransform
 
 from .model import CELL_ANCHOR
 
+INLINE = MarkdownIt("commonmark")
+
 
 def add_elements(app: Sphinx) -> None:
     app.add_node(RunPanel, html=(visit_panel, lambda self, node: self.body.append("</section>\n")))
+    app.add_node(AskBox, html=(visit_ask_box, depart_ask_box))
     app.add_node(nodes.image, override=True, html=(visit_image, lambda self, node: None))
     app.add_node(nodes.section, override=True, html=(visit_section, None))
     app.add_node(nodes.title, override=True, html=(visit_title, None))
@@ -36,7 +41,7 @@ class MarkCells(SphinxTransform):
         for strong in self.document.findall(nodes.strong):
             if strong.astext() == _("Predict") and isinstance(strong.parent, nodes.paragraph):
                 strong.parent["classes"].append("predict")
-        cells = [node for node in self.document.findall(nodes.container) if node.get("nb_element") == "cell_code"]
+        cells = [node for node in self.document.findall(nodes.container) if is_code(node)]
         for node in cells:
             about = node["cell_metadata"]
             if "run" in about:
@@ -45,6 +50,10 @@ class MarkCells(SphinxTransform):
                 node["ids"].append(f"{CELL_ANCHOR}{about['id']}")
                 for figure in node.findall(nodes.figure):  # Sphinx counts figures, in each edition otherwise
                     figure["ids"] = [f"figure-{about['id']}"]
+
+        for node in cells:
+            if about := node["cell_metadata"].get("asked"):
+                into_box(node, about)
 
     def into_panel(self, node: Any, about: dict[str, Any]) -> None:
         panel = RunPanel("", nodes.paragraph("", about["detail"], classes=["run-name"]), **about)
@@ -57,6 +66,81 @@ class MarkCells(SphinxTransform):
             parent.insert(place, nodes.container("", panel, classes=["runs"], is_div=True))
         else:
             parent[place - 1] += panel
+
+
+def is_code(node: Any) -> bool:
+    return bool(isinstance(node, nodes.container) and node.get("nb_element") == "cell_code")
+
+
+def into_box(cell: Any, about: dict[str, Any]) -> None:
+    """Puts a form after a cell, and into it what shows the answer: of a prediction, what the cell puts out and all that
+    follows, up to the next prediction or heading; of an exercise, nothing."""
+    box, parent, place = AskBox("", **about), cell.parent, cell.parent.index(cell)
+    if about["exercise"]:
+        parent.insert(place - 1, box)  # before the cell with the answer, which the one that checks it follows
+        summary = f"<details class='notebook'><summary>{_('The cells of the notebook')}</summary>"
+        parent.insert(place, nodes.raw("", summary, format="html"))
+        parent.insert(place + 3, nodes.raw("", "</details>", format="html"))
+        return
+
+    def follows(node: Any) -> bool:
+        ends = isinstance(node, (nodes.section, nodes.target, AskBox))
+        return not ends and "predict" not in node.get("classes", ())
+
+    follow = list(takewhile(follows, parent.children[place + 1 :]))
+    for node in follow:
+        parent.remove(node)
+    box += [nodes.container("", *cell.children[1:], classes=cell["classes"], is_div=True), *follow]
+    del cell.children[1:]
+    parent.insert(place + 1, box)
+
+
+class AskBox(nodes.General, nodes.Element):
+    """Questions to the reader, and what is shown when they are answered; ask.js tells right from wrong."""
+
+
+def unasked(doctree: nodes.document) -> Any:
+    """The predictions for which no box follows before the next one."""
+    waiting = None
+    for node in doctree.findall():
+        if isinstance(node, AskBox) and not node["exercise"]:
+            waiting = None
+        elif isinstance(node, nodes.paragraph) and "predict" in node["classes"]:
+            yield from [waiting] if waiting else []
+            waiting = node
+    yield from [waiting] if waiting else []
+
+
+def visit_ask_box(self: Any, node: AskBox) -> None:
+    if self.builder.name != "html":
+        return
+    questions = []
+    for each in node["questions"]:
+        choices = each.get("choices") or (kind_of(each) == "choice" and {"true": _("yes"), "false": _("no")}) or {}
+        words = {value: INLINE.renderInline(text) for value, text in choices.items()}
+        questions.append({"question": INLINE.renderInline(each["question"]), "kind": kind_of(each), "choices": words})
+    truths = [{"kind": kind_of(each), "right": rights_of(each)} for each in node["questions"]]
+    about = {key: node[key] for key in ("name", "exercise", "hint")}
+    self.body.append(self.builder.templates.render("ask.html", {**about, "questions": questions, "truths": truths}))
+    if not node["exercise"]:
+        self.body.append("<answer-part>\n")
+
+
+def depart_ask_box(self: Any, node: AskBox) -> None:
+    if self.builder.name != "html":
+        return
+    self.body.append("</ask-box>\n" if node["exercise"] else "</answer-part></ask-box>\n")
+
+
+def rights_of(question: dict[str, Any]) -> list[Any]:
+    """All right answers."""
+    return list(question["truth"]) if question.get("any") else [question["truth"]]
+
+
+def kind_of(question: dict[str, Any]) -> str:
+    """How an answer is given: as a "choice", "number", "list" or "text"."""
+    kinds = {bool: "choice", int: "number", float: "number", list: "list", tuple: "list"}
+    return "choice" if "choices" in question else kinds.get(type(rights_of(question)[0]), "text")
 
 
 class RunPanel(nodes.General, nodes.Element):

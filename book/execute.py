@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import files, runs
+from . import asking, files, runs
 from .machine import LIMITS, Gpu, assert_visible, choose_gpus, environment, gpus, versions
 from .model import Book, BookError, Cell, Lesson, Problem, Provenance, Result
 
@@ -137,8 +137,9 @@ class Execution:
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="lesson-", ignore_cleanup_errors=True) as folder:
                 try:
-                    run_notebook(notebook, folder, settings, **self.limits, on_cell=on_cell, over=over)
-                    return self.result(lesson, notebook, round(time.monotonic() - began, 1))
+                    limits = {**self.limits, "on_cell": on_cell, "over": over}
+                    values = run_notebook(notebook, folder, settings, **limits, expressions=asking.expressions(lesson))
+                    return self.result(lesson, notebook, values, round(time.monotonic() - began, 1))
                 except KernelNeverStarted as error:
                     if over.is_set() or not tries_left:
                         return BookError(Problem(lesson.path, str(error)))
@@ -146,13 +147,15 @@ class Execution:
                     return self.failure(lesson, notebook, error)
         raise AssertionError("the last try returns")
 
-    def result(self, lesson: Lesson, notebook: Any, seconds: float) -> Result:
+    def result(self, lesson: Lesson, notebook: Any, values: dict[str, list[Any]], seconds: float) -> Result:
         saw = json.loads(notebook.cells.pop().outputs[-1].text)
         driver = self.gpus[0].driver if self.gpus else None
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         about = {**saw, "driver": driver, "versions": self.versions, "commit": self.commit}
         origin = Provenance(executed=now, seconds=seconds, system=f"{platform.system()} {platform.machine()}", **about)
-        outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+        outputs = {cell.id: list(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"}
+        for cell, truths in values.items():
+            outputs[cell].append(asking.output(truths))
         return Result(lesson.id, self.key(lesson), code_of(lesson), origin, outputs)
 
     def failure(self, lesson: Lesson, notebook: Any, error: Any) -> BookError:
@@ -171,7 +174,7 @@ def code_of(lesson: Lesson) -> str:
     # A lesson that reads its own source prints comments, too.
     if not any(word in source for source in sources.values() for word in ("getsource", "traceback")):
         sources = {id: runs.without_comments(source) for id, source in sources.items()}
-    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([sources, asking.expressions(lesson)]).encode()).hexdigest()[:32]
 
 
 def forget(cache: Path) -> None:

@@ -11,25 +11,24 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 from sphinx.locale import _
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util.logging import getLogger
 
-from . import files, runs
-from .check import text_of
-from .elements import add_elements, definitions_of, mark_languages, sections_of, terms_of
+from . import asking, calculators, files, runs
+from .directives import CALCULATOR, EXPLORER, add_directives
+from .elements import AskBox, add_elements, definitions_of, mark_languages, sections_of, terms_of, unasked
 from .model import Cell, Lesson, Recorded, Run
 from .site import HERE, LOADED, NEVER_EXECUTE, prints, repository
 from .sources import find_root, load
 
-EXPLORER = "split-explorer"  # the directive, and the tag of a cell that the explorer stands after
+logger = getLogger(__name__)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -40,9 +39,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("env-updated", pages.rewrite_all)
     app.connect("html-page-context", pages.add_context)
     app.connect("build-finished", pages.write_downloads)
-    LessonTable.pages = pages
-    app.add_directive("lesson-table", LessonTable)
-    app.add_directive(EXPLORER, SplitExplorer)
+    add_directives(app, pages.book, pages.edition)
     add_elements(app)
     return {"parallel_read_safe": False, "env_version": LOADED}  # another one: Sphinx forgets all that it has read
 
@@ -87,17 +84,37 @@ class Pages:
         for cell, entry in zip(lesson.cells, notebook["cells"], strict=True):
             entry["metadata"]["id"] = cell.id
             if cell.id in done:
-                entry["outputs"] = done[cell.id].outputs
+                entry["outputs"] = asking.shown(done[cell.id].outputs)
+                entry["metadata"] |= self.asked(lesson, cell)
             panels = self.panels(lesson, cell, entry)
             if not panels and cell.id in done and not self.run.lessons[lesson.id].gpus and "gpu" in cell.metadata:
                 prompt = dict.fromkeys(("code_prompt_show", "code_prompt_hide"), cell.metadata["gpu"])
                 entry["metadata"] |= {"tags": [*cell.tags, "hide-input"], "mystnb": prompt}
             cells += [entry, *panels]
+            if "calculator" in cell.metadata and (values := self.values(lesson, cell)) is not None:
+                about = calculators.about(lesson, cell, values)
+                directive = f"```{{{CALCULATOR}}}\n{json.dumps(about)}\n```\n"
+                cells.append({"cell_type": "markdown", "id": f"{cell.id}-page", "metadata": {}, "source": directive})
             if EXPLORER in cell.tags:
                 lead = _("To play with. The lesson asks you to predict: predict first, then check it here.")
                 directive = f"{lead}\n\n```{{{EXPLORER}}}\n```\n"
                 cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
         return {**notebook, "cells": cells}
+
+    def asked(self, lesson: Lesson, cell: Cell) -> dict[str, Any]:
+        """The questions that a page asks at a cell, and their truths, in metadata that `MarkCells` reads."""
+        if not (questions := asking.asked(cell, self.run.cells[lesson.id][cell.id].outputs)):
+            return {}
+        exercise = cell.id.removesuffix("-check") if cell.id.endswith("-check") else None
+        hint = asking.hint(cell) if exercise else ""
+        name = f"{lesson.name}/{exercise or cell.id}"
+        return {"asked": {"name": name, "questions": questions, "exercise": bool(exercise), "hint": hint}}
+
+    def values(self, lesson: Lesson, cell: Cell) -> list[Any] | None:
+        """The values for a cell's calculator, or None if it was not executed with it."""
+        done = self.run.cells.get(lesson.id, {}).get(cell.id)
+        values = asking.values_of(cell, done.outputs)[1] if done else []
+        return values if len(values) == len(calculators.expressions(cell)) else None
 
     def panels(self, lesson: Lesson, cell: Cell, entry: dict[str, Any]) -> list[dict[str, Any]]:
         """Cells with the outputs of this page's run and of recorded ones; `MarkCells` makes panels of them."""
@@ -132,6 +149,9 @@ class Pages:
         metadata["definitions"] = dict(definitions_of(doctree))
         mark_languages(doctree, [e.tag for e in self.book.editions.values() if e is not self.edition])
         metadata["sections"] = list(sections_of(doctree))
+        metadata["asks"] = any(doctree.findall(AskBox))
+        for paragraph in unasked(doctree) if metadata["asks"] else []:
+            logger.warning("a prediction, and no code cell after it asks for it (`ask`)", location=paragraph)
         # Places to which links of other pages may lead: MyST knows headings by itself, but neither cells nor spans.
         ids = [id for node in doctree.findall(nodes.Element) for id in node["ids"]]
         places = [*ids, *(anchor for anchor, *_rest in metadata["terms"])]
@@ -171,6 +191,7 @@ class Pages:
             "provenance": lesson and self.run.lessons.get(lesson.id),
             "minutes": lesson and self.book.source.pages[lesson.name].minutes,
             "exercises": lesson and len(lesson.exercises),
+            "asks": bool(lesson and facts[name]["asks"]),
         }
 
     def write_downloads(self, app: Sphinx, exception: Exception | None) -> None:
@@ -187,6 +208,10 @@ class Pages:
         script = f"globalThis.PAGES = {json.dumps(pages, ensure_ascii=False)};\n"
         files.write_text(Path(app.outdir) / "_static" / "sections.js", script)
         for lesson in self.edition.lessons:
+            known = [(cell, self.values(lesson, cell)) for cell in lesson.code if "calculator" in cell.metadata]
+            made = [calculators.script(lesson, cell, values) for cell, values in known if values is not None]
+            if made:
+                files.write_text(Path(app.outdir) / "_static" / f"{lesson.name}.js", "".join(made))
             target = Path(app.outdir) / lesson.file
             notebook = files.json_text(files.notebook_json(lesson.cells))
             if not target.exists() or target.read_text(encoding="utf-8") != notebook:
@@ -196,29 +221,3 @@ class Pages:
                 plain.metadata["jupytext"] = {"cell_metadata_filter": "-all", "notebook_metadata_filter": "-all"}
                 files.write_text(target.with_suffix(".py"), jupytext.writes(plain, "py:percent"))
                 files.write_text(target, notebook)
-
-
-class LessonTable(SphinxDirective):
-    """A table of all lessons: topic, and the question that its title asks."""
-
-    pages: ClassVar[Pages]
-
-    def run(self) -> list[nodes.Node]:
-        lines = [f"| {_('lesson')} | {_('the question it answers')} | {_('minutes')} |", "|---|---|--:|"]
-        for lesson in self.pages.edition.lessons:
-            source = self.pages.book.source.pages[lesson.name]
-            for path in (lesson.path, source.path):
-                self.env.note_dependency(str(self.pages.book.root / path))
-            name = f"{lesson.number}. {lesson.cells[0].metadata.get('topic')}"
-            title = text_of(lesson.cells[0]).title.partition(" ")[2]
-            lines.append(f"| [{name}]({lesson.file}) | {title} | {source.minutes} |")
-        box = nodes.Element()
-        self.state.nested_parse(StringList(lines, self.env.docname), self.content_offset, box)
-        return list(box.children)
-
-
-class SplitExplorer(SphinxDirective):
-    """The split explorer: who gets which rows of a batch."""
-
-    def run(self) -> list[nodes.Node]:
-        return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", {}), format="html")]

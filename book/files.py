@@ -21,8 +21,9 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 # Of a cell: `mystnb` has the alternative text of a figure; `topic`, in a lesson's first cell, its name in the table of
-# lessons; `wrong`, an answer that an exercise's check must refuse; `numbers`, where a text has numbers from.
-KEPT_METADATA = ("tags", "mystnb", "translates", "topic", "wrong", "numbers", "gpu")
+# lessons; `wrong`, an answer that an exercise's check must refuse; `numbers`, where a text has numbers from; `ask`, see `asking`, and
+# `calculator`, see `calculators`.
+KEPT_METADATA = ("tags", "mystnb", "translates", "topic", "wrong", "numbers", "gpu", "ask", "calculator")
 
 
 def shown(path: Path, root: Path) -> str:

@@ -9,7 +9,9 @@ function place() {
   if (new URLSearchParams(location.hash.slice(1)).has("rows")) return location.hash; // the split explorer's
   if (scrollY < 100) return "";
   const above = [...document.querySelectorAll("article")].flatMap((article) =>
-    [...article.querySelectorAll(PLACES)].filter((mark) => mark.getBoundingClientRect().top < innerHeight / 3),
+    [...article.querySelectorAll(PLACES)].filter(
+      (mark) => !mark.closest("[hidden]") && mark.getBoundingClientRect().top < innerHeight / 3,
+    ),
   );
   return above.length ? `#${above.at(-1).id}` : "";
 }

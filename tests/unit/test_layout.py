@@ -13,10 +13,21 @@ from tests.unit.conftest import DATA
 ROOT = DATA.parent.parent
 PACKAGE = ROOT / "book"
 MODULES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.glob("*.py"))}
-MOST_LINES, MOST_LINES_OF_A_MODULE, MOST_MODULES = 2250, 250, 11
+MOST_LINES, MOST_LINES_OF_A_MODULE, MOST_MODULES = 2600, 260, 14
 # A module may import those that stand before it; those in one pair of brackets do not know each other.
-ORDER = [["model"], ["files"], ["runs"], ["sources"], ["machine"], ["check"], ["execute"], ["site"]]
-ORDER += [["elements"], ["extension"], ["__main__"]]
+ORDER = [
+    ["model"],
+    ["calculators"],
+    ["asking"],
+    ["files"],
+    ["runs"],
+    ["sources"],
+    ["machine"],
+    ["check"],
+    ["execute"],
+    ["site"],
+]
+ORDER += [["elements"], ["directives"], ["extension"], ["__main__"]]
 NOT_FOR = {
     "site": {"execute", "machine"},
     "extension": {"execute", "machine"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import logging
 import tempfile
@@ -38,19 +39,30 @@ def run_notebook(
     deadline: float,
     on_cell: Callable[[], None],
     over: threading.Event,
-) -> None:
+    expressions: dict[str, list[str]],
+) -> dict[str, list[Any]]:
     """Executes a notebook (nbformat's), in place, in this folder, until it ends or `over` is set.
 
     timeout: seconds for a cell; deadline: for the notebook. on_cell: called after each cell.
+    Returns, by cell id, the values that the `expressions` of a cell had after it: literals, such as numbers and lists;
+    in an expression, `printed` is what the cell wrote to stdout.
     Whatever it has started ends with it. Raises CellFailed or KernelNeverStarted.
     """
     # At shutdown jupyter_client reads from sockets that it has closed, and asyncio finds its tasks unfinished.
     for name in ("tornado", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     current: dict[str, Any] = {}
+    values: dict[str, list[Any]] = {}
     ended = threading.Event()
+
+    async def after(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        if execute_reply["content"]["status"] == "ok" and cell.id in expressions:
+            printed = "".join(each.text for each in cell.outputs if each.get("name") == "stdout")
+            values[cell.id] = [await value_of(client, text, printed, cell.id) for text in expressions[cell.id]]
+        on_cell()
+
     with tempfile.TemporaryFile("w+") as log:
-        client = limited_client(notebook, folder, timeout, current, on_cell)
+        client = limited_client(notebook, folder, timeout, current, after)
         watch = threading.Thread(target=watch_over, args=(client, deadline, ended, over), daemon=True)
         watch.start()
         try:
@@ -58,6 +70,7 @@ def run_notebook(
             for cell in notebook.cells:
                 if cell.cell_type == "code":
                     cell.outputs = joined(cell.outputs)
+            return values
         except CellExecutionError as error:
             raise CellFailed(f"{error.ename}: {error.evalue}", current["id"]) from None
         except CellTimeoutError:
@@ -74,6 +87,22 @@ def run_notebook(
         finally:
             ended.set()
             watch.join()
+
+
+async def value_of(client: Any, expression: str, printed: str, cell: str) -> Any:
+    """What an expression is worth in the kernel, which neither counts nor remembers that it was asked."""
+    bound = f"(lambda printed: ({expression}))({printed!r})"
+    asked = client.kc.execute("", silent=True, user_expressions={"value": bound})
+    reply: dict[str, Any] = {"parent_header": {}}
+    while reply["parent_header"].get("msg_id") != asked:
+        reply = await client.kc.get_shell_msg(timeout=client.timeout)
+    found = reply["content"]["user_expressions"]["value"]
+    if found["status"] == "error":
+        raise CellFailed(f"{expression}: {found['ename']}: {found['evalue']}", cell)
+    try:
+        return ast.literal_eval(found["data"]["text/plain"])
+    except (ValueError, SyntaxError):
+        raise CellFailed(f"{expression}: {found['data']['text/plain']} is no literal", cell) from None
 
 
 def joined(outputs: list[Any]) -> list[Any]:
@@ -93,7 +122,7 @@ def joined(outputs: list[Any]) -> list[Any]:
 
 
 def limited_client(
-    notebook: Any, folder: str, timeout: float, current: dict[str, Any], on_cell: Callable[[], None]
+    notebook: Any, folder: str, timeout: float, current: dict[str, Any], after: Callable[..., Any]
 ) -> Any:
     """An nbclient that can give up on the whole notebook; then `given_up` says why. `current` follows its cell."""
     # This provisioner forks kernels where it can, and ends what a kernel has started.
@@ -126,7 +155,7 @@ def limited_client(
         shutdown_kernel="immediate",
         record_timing=False,
         on_cell_start=begin,
-        on_cell_executed=lambda **_: on_cell(),
+        on_cell_executed=after,
         extra_arguments=["--log-level=ERROR"],
     )
     return client

@@ -1,0 +1,80 @@
+"""What a lesson asks its readers. A code cell asks in its metadata, and the kernel that ran the cell knows the truth:
+
+"ask": [{"question": "10 rows on 3 GPUs, the rows of each", "truth": "sizes"}]
+
+`truth` is an expression, whose value is a number, yes or no, a text, or a list of them; in it, `printed` is what the
+cell wrote. With `choices`, {"value": "its
+words"}, it is one of their values; with "any": true it is a list of all right answers. After a prediction, the page
+keeps back what the cell puts out until the reader has answered; in an exercise's check, it tells right from wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from . import calculators
+from .model import Cell, Lesson
+
+TRUTHS = "application/vnd.book.truths+json"  # the MIME type of an output that no page shows
+KEYS = {"question", "truth", "choices", "any"}
+
+
+def questions(cell: Cell) -> list[dict[str, Any]]:
+    return list(cell.metadata.get("ask", []))
+
+
+def expressions(lesson: Lesson) -> dict[str, list[str]]:
+    """What the kernel is to be asked after a cell, by its id: the truths, and what its calculator needs."""
+    asked = {
+        cell.id: [each["truth"] for each in questions(cell)] + calculators.expressions(cell) for cell in lesson.code
+    }
+    return {id: texts for id, texts in asked.items() if texts}
+
+
+def output(values: list[Any]) -> dict[str, Any]:
+    """An output that keeps the values of a cell's questions, in their order."""
+    return {"output_type": "display_data", "data": {TRUTHS: values}, "metadata": {}}
+
+
+def shown(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The outputs that a page shows."""
+    return [each for each in outputs if TRUTHS not in each.get("data", {})]
+
+
+def values_of(cell: Cell, outputs: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """The values of the truths, and those for the calculator; none if the cell was not executed with them."""
+    values: list[Any] = next((each["data"][TRUTHS] for each in outputs if TRUTHS in each.get("data", {})), [])
+    count = len(questions(cell))
+    fits = len(values) == count + len(calculators.expressions(cell))
+    return (values[:count], values[count:]) if fits else ([], [])
+
+
+def asked(cell: Cell, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The questions of a cell with the values of their truths."""
+    return [{**each, "truth": value} for each, value in zip(questions(cell), values_of(cell, outputs)[0], strict=False)]
+
+
+def hint(cell: Cell) -> str:
+    """What an exercise's check prints last, where that is the same for every wrong answer."""
+    texts = [node.value for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Constant)]
+    wrong = [text for text in texts if isinstance(text, str) and text.startswith("✗")]
+    return wrong[-1].partition(":")[2].strip() if len(wrong) == 1 and "{" not in wrong[0] else ""
+
+
+def wrong(cell: Cell) -> str:
+    """What is wrong with the questions of a cell, if anything."""
+    for each in questions(cell):
+        if not {"question", "truth"} <= {*each} <= KEYS:
+            return f"`ask` takes {', '.join(sorted(KEYS))}; question and truth are needed"
+        try:
+            ast.parse(each["truth"], mode="eval")
+        except SyntaxError:
+            return f"the truth is no expression: {each['truth']}"
+    return ""
+
+
+def structure(cell: Cell) -> list[Any]:
+    """What editions have in common in their questions and calculators: all but the words."""
+    asked = [(each.get("truth"), [*each.get("choices", {})], each.get("any")) for each in questions(cell)]
+    return [asked, calculators.structure(cell)]

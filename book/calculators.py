@@ -1,0 +1,87 @@
+"""Calculators: functions of a lesson that a page runs, translated to JavaScript by PScript.
+
+A code cell describes the calculator that stands after it, in its metadata:
+
+"calculator": {"title": "Which tool?", "functions": ["choose"], "values": ["latency"],
+ "inputs": [{"name": "gpus", "words": "GPUs", "value": 8}],
+ "results": [{"words": "Tool", "value": "choose(gpus)"}]}
+
+`functions` are defined in cells of the lesson; `values` are names whose values the kernel gives; an input is a number
+or yes or no, by the type of its value; a result is an expression of the inputs. `presets`, a name, too, stands for a
+dictionary: {"Llama 3.1 8B": {input: value}}.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import Any
+
+from .model import Cell, Lesson
+
+NAMES = "const math = { ceil: Math.ceil, floor: Math.floor, sqrt: Math.sqrt };"  # what lessons import
+
+
+def expressions(cell: Cell) -> list[str]:
+    """The names whose values the kernel is to give."""
+    about = cell.metadata.get("calculator", {})
+    return [*about.get("values", []), *([about["presets"]] if "presets" in about else [])]
+
+
+def wrong(lesson: Lesson, cell: Cell) -> str:
+    """What is wrong with the calculator of a cell, if anything."""
+    if not (about := cell.metadata.get("calculator")):
+        return ""
+    if missing := {"title", "functions", "inputs", "results"} - {*about}:
+        return f"its calculator has no {', '.join(sorted(missing))}"
+    if unknown := [name for name in about["functions"] if name not in functions(lesson)]:
+        return f"no function of the lesson is called {', '.join(unknown)}"
+    return ""
+
+
+def structure(cell: Cell) -> Any:
+    """What editions have in common in a calculator: all but the words."""
+    about = cell.metadata.get("calculator", {})
+    parts = [
+        [{k: v for k, v in each.items() if k not in ("words", "unit", "choices")} for each in about.get(key, [])]
+        for key in ("inputs", "results")
+    ]
+    return [*parts, about.get("functions"), about.get("values"), about.get("presets")]
+
+
+def functions(lesson: Lesson) -> dict[str, str]:
+    """The functions that the lesson defines at the top of its cells, by name."""
+    found: dict[str, str] = {}
+    for cell in lesson.code:
+        try:
+            tree = ast.parse(cell.source)
+        except SyntaxError:  # a cell with magics
+            continue
+        found |= {node.name: ast.unparse(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return found
+
+
+def python(lesson: Lesson, cell: Cell) -> str:
+    """The functions, and `results`, which takes the inputs and returns all results: as the page runs them."""
+    about = cell.metadata["calculator"]
+    inputs = ", ".join(each["name"] for each in about["inputs"])
+    results = ", ".join(each["value"] for each in about["results"])
+    defined = functions(lesson)
+    return "\n".join([*(defined[name] for name in about["functions"]), f"def results({inputs}):\n return [{results}]"])
+
+
+def about(lesson: Lesson, cell: Cell, values: list[Any]) -> dict[str, Any]:
+    """What a page knows of the calculator."""
+    known = cell.metadata["calculator"]
+    presets = values[-1] if "presets" in known else None
+    return {"vary": None, **known, "presets": presets, "lesson": lesson.name, "cell": cell.id}
+
+
+def script(lesson: Lesson, cell: Cell, values: list[Any]) -> str:
+    """A script that registers the calculator under its cell's id."""
+    from pscript import py2js
+
+    about = cell.metadata["calculator"]
+    constants = [f"const {n} = {json.dumps(v)};" for n, v in zip(about.get("values", []), values, strict=False)]
+    body = "\n".join([NAMES, *constants, py2js(python(lesson, cell), docstrings=False), "return results;"])
+    return f"(globalThis.calculators ??= {{}})[{json.dumps(cell.id)}] = (() => {{\n{body}\n}})();\n"

@@ -1,0 +1,63 @@
+"""What a page can have by a directive: the table of lessons, the split explorer, a calculator."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.locale import _
+from sphinx.util.docutils import SphinxDirective
+
+from .check import text_of
+from .model import Book, Edition
+
+CALCULATOR = "lesson-calculator"
+EXPLORER = "split-explorer"  # and the tag of a cell that the explorer stands after
+
+
+def add_directives(app: Sphinx, book: Book, edition: Edition) -> None:
+    LessonTable.book, LessonTable.edition = book, edition
+    for name, directive in (("lesson-table", LessonTable), (EXPLORER, SplitExplorer), (CALCULATOR, LessonCalculator)):
+        app.add_directive(name, directive)
+
+
+class LessonTable(SphinxDirective):
+    """A table of all lessons: topic, and the question that its title asks."""
+
+    book: ClassVar[Book]
+    edition: ClassVar[Edition]
+
+    def run(self) -> list[nodes.Node]:
+        lines = [f"| {_('lesson')} | {_('the question it answers')} | {_('minutes')} |", "|---|---|--:|"]
+        for lesson in self.edition.lessons:
+            source = self.book.source.pages[lesson.name]
+            for path in (lesson.path, source.path):
+                self.env.note_dependency(str(self.book.root / path))
+            name = f"{lesson.number}. {lesson.cells[0].metadata.get('topic')}"
+            title = text_of(lesson.cells[0]).title.partition(" ")[2]
+            solved = f'<solved-count data-lesson="{lesson.name}" data-all="{len(lesson.exercises)}"></solved-count>'
+            lines.append(f"| [{name}]({lesson.file}) {solved} | {title} | {source.minutes} |")
+        box = nodes.Element()
+        self.state.nested_parse(StringList(lines, self.env.docname), self.content_offset, box)
+        kept = self.env.app.builder.templates.render("kept-answers.html", {})
+        return [*box.children, nodes.raw("", kept, format="html")]
+
+
+class SplitExplorer(SphinxDirective):
+    """The split explorer: who gets which rows of a batch."""
+
+    def run(self) -> list[nodes.Node]:
+        return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", {}), format="html")]
+
+
+class LessonCalculator(SphinxDirective):
+    """A calculator; its content is what the template is to know, as JSON."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        about = json.loads("\n".join(self.content))
+        return [nodes.raw("", self.env.app.builder.templates.render("calculator.html", about), format="html")]

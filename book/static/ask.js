@@ -1,0 +1,264 @@
+// Predictions and exercises: the reader answers, the page checks it by what the lesson's kernel found, and keeps it in
+// this browser. Loaded before the page is drawn, so that what is kept back never shows for a moment.
+
+// What readers have answered: {given: [texts], right: whether all is right}, by lesson and cell, the same in all editions.
+const KEPT = "answer:";
+const ALL = "show-all"; // the switch that keeps nothing back
+
+const kept = {
+  read(key) {
+    try {
+      return JSON.parse(localStorage.getItem(key));
+    } catch {
+      return null; // forbidden, or not ours
+    }
+  },
+  write(key, value) {
+    try {
+      localStorage.setItem(key, JSON.stringify(value));
+      return true;
+    } catch {
+      return false; // forbidden, or full
+    }
+  },
+  answers() {
+    try {
+      const keys = Object.keys(localStorage).filter((key) => key.startsWith(KEPT));
+      return Object.fromEntries(keys.map((key) => [key.slice(KEPT.length), this.read(key)]));
+    } catch {
+      return {};
+    }
+  },
+};
+
+// A sentence of the page's language, such as "It is %(truth)s.", with its values.
+function say(name, values = {}) {
+  say.words ??= JSON.parse(document.querySelector("#ask-words").textContent);
+  return say.words[name].replace(/%\((\w+)\)s/g, (_, key) => values[key]);
+}
+
+// What one has typed, as entries: numbers where they are some, other words in small letters.
+function entries(text) {
+  const plain = text.normalize("NFKC").replaceAll("−", "-").replaceAll("、", ",");
+  return plain.split(/[\s,;[\](){}"'“”]+/).filter(Boolean).map((word) => {
+    const [, above, below] = /^(-?[\d.]+)\/([\d.]+)$/.exec(word) ?? [];
+    const number = below ? above / below : Number(word.replace(/%$/, ""));
+    return Number.isFinite(number) ? number : word.toLowerCase();
+  });
+}
+
+// Whole numbers are to be met, others to one part in fifty: two digits are enough.
+function same(given, truth) {
+  if (typeof truth === "number" && typeof given === "number") {
+    return Number.isInteger(truth) ? given === truth : Math.abs(given - truth) <= Math.abs(truth) / 50;
+  }
+  return String(given) === String(truth).toLowerCase();
+}
+
+const rounded = (number) => String(Number(number.toPrecision(4)));
+
+function shown(value) {
+  if (Array.isArray(value)) return value.map(shown).join(", ");
+  return typeof value === "number" ? rounded(value) : String(value);
+}
+
+// What is to be said of an answer: {words, right}, or {problem} if it cannot be read. `it` is the truth in words.
+function judged({ kind, right }, text, exercise, it) {
+  const [truth] = right;
+  if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }) };
+  const given = entries(text);
+  if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
+  if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
+    return { problem: say("numbers") };
+  }
+  if (right.some((each) => matches(kind, given, each))) return { words: say("right"), right: true };
+  if (kind === "number" && right.length === 1) {
+    const high = given[0] > truth;
+    const off = rounded(Math.abs(given[0] - truth));
+    return { words: exercise ? say(high ? "tooHigh" : "tooLow") : say(high ? "high" : "low", { truth: it, off }) };
+  }
+  if (kind === "list" && given.length === truth.length) {
+    const places = { truth: it, count: truth.length, same: truth.filter((each, i) => same(given[i], each)).length };
+    return { words: say(exercise ? "listNotYet" : "list", places) };
+  }
+  return { words: exercise ? say("notYet") : say("wrong", { truth: it }) };
+}
+
+function matches(kind, given, truth) {
+  if (kind === "number") return same(given[0], truth);
+  const expected = kind === "list" ? truth : entries(String(truth));
+  return expected.length === given.length && expected.every((each, i) => same(given[i], each));
+}
+
+class AskBox extends HTMLElement {
+  get name() {
+    return this.dataset.name;
+  }
+
+  get exercise() {
+    return "exercise" in this.dataset;
+  }
+
+  // Of each question: what is right, its fields (one to write in, or several to choose from), and where to answer.
+  get questions() {
+    this.truths ??= JSON.parse(this.dataset.truths);
+    return [...this.querySelectorAll(".ask-question")].map((question, i) => {
+      const inputs = [...question.querySelectorAll("input")];
+      return { truth: this.truths[i], inputs, verdict: question.querySelector(".ask-verdict") };
+    });
+  }
+
+  given() {
+    const chosen = (inputs) => inputs.find((each) => each.checked)?.value ?? "";
+    return this.questions.map(({ inputs }) => (inputs[0].type === "radio" ? chosen(inputs) : inputs[0].value));
+  }
+
+  answer() {
+    const given = this.given();
+    const verdicts = this.judge(given);
+    if (verdicts.some(({ problem }) => problem)) return;
+    const right = verdicts.every((each) => each.right);
+    const isKept = kept.write(KEPT + this.name, { given, right });
+    this.querySelector(".ask-buttons [role=status]").textContent = isKept ? "" : say("notKept");
+    this.open();
+  }
+
+  // What has been answered before, here or in another tab.
+  restore() {
+    const given = kept.read(KEPT + this.name)?.given;
+    if (!Array.isArray(given)) return;
+    this.questions.forEach(({ inputs }, i) => {
+      if (inputs[0].type !== "radio") inputs[0].value = given[i] ?? "";
+      for (const each of inputs) each.checked = each.value === given[i];
+    });
+    this.judge(this.given());
+    this.open();
+  }
+
+  judge(given) {
+    const verdicts = this.questions.map(({ truth, inputs, verdict }, i) => {
+      const label = inputs.find((each) => each.type === "radio" && each.value === String(truth.right[0]))?.parentElement;
+      const found = judged(truth, given[i], this.exercise, label?.textContent.trim() ?? shown(truth.right[0]));
+      for (const input of inputs) input.ariaInvalid = found.problem ? "true" : null;
+      verdict.textContent = found.problem ?? found.words;
+      verdict.className = `ask-verdict ${found.right ? "ask-right" : found.problem ? "" : "ask-wrong"}`;
+      return found;
+    });
+    const hint = this.querySelector(".ask-hint");
+    if (hint) hint.hidden = verdicts.every(({ problem, right }) => problem || right);
+    return verdicts;
+  }
+
+  open() {
+    this.querySelector("answer-part")?.show(true);
+  }
+}
+
+// What an answer shows. The parser makes the element before what is in it, so that it is never seen.
+class AnswerPart extends HTMLElement {
+  connectedCallback() {
+    const box = this.closest("ask-box");
+    this.show(kept.read(ALL) || kept.read(KEPT + box.name) || this.soughtFor());
+  }
+
+  // A link of another page leads to this section.
+  soughtFor() {
+    const heading = this.closest("section").querySelector(":is(h2, h3, h4)");
+    return location.hash === `#${heading?.id}`;
+  }
+
+  show(open) {
+    // Searching in the page finds all the same what is hidden so, where the browser can.
+    const hidden = "onbeforematch" in this ? "until-found" : "";
+    if (open) this.removeAttribute("hidden");
+    else this.setAttribute("hidden", hidden);
+    dispatchEvent(new Event("resize")); // what is in view now may be wider than the page
+  }
+}
+
+// The switch that keeps nothing back, on all pages.
+class ShowAll extends HTMLElement {
+  update() {
+    this.querySelector("button").ariaPressed = String(Boolean(kept.read(ALL)));
+  }
+
+  change() {
+    const all = !kept.read(ALL);
+    kept.write(ALL, all);
+    this.update();
+    for (const part of document.querySelectorAll("answer-part")) {
+      part.show(all || kept.read(KEPT + part.closest("ask-box").name));
+    }
+  }
+}
+
+// How many of a lesson's exercises are solved.
+class SolvedCount extends HTMLElement {
+  update() {
+    const { lesson, all } = this.dataset;
+    const names = Object.entries(kept.answers()).filter(([name, answer]) => answer?.right && name.startsWith(lesson));
+    const exercises = names.filter(([name]) => name.slice(lesson.length).startsWith("/exercise-"));
+    this.textContent = exercises.length ? say("solved", { right: exercises.length, all }) : "";
+  }
+}
+
+// The answers are the reader's: to be taken along, or to be erased.
+class KeptAnswers extends HTMLElement {
+  take() {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([JSON.stringify(kept.answers(), null, 1)], { type: "application/json" }));
+    link.download = "answers.json";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  erase() {
+    if (!confirm(say("erase"))) return;
+    for (const name of Object.keys(kept.answers())) localStorage.removeItem(KEPT + name);
+    for (const count of document.querySelectorAll("solved-count")) count.update();
+    this.querySelector("[role=status]").textContent = say("erased");
+  }
+}
+
+const ELEMENTS = {
+  "ask-box": AskBox,
+  "answer-part": AnswerPart,
+  "show-all": ShowAll,
+  "solved-count": SolvedCount,
+  "kept-answers": KeptAnswers,
+};
+for (const [name, element] of Object.entries(ELEMENTS)) customElements.define(name, element);
+
+// Here, and when another tab has changed what is kept.
+function update() {
+  for (const box of document.querySelectorAll("ask-box")) box.restore();
+  for (const element of document.querySelectorAll("show-all, solved-count")) element.update();
+}
+
+// What a link leads to is shown.
+function showTarget() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1).split("?")[0]));
+  const part = target?.closest("answer-part[hidden]");
+  if (!part) return;
+  part.show(true);
+  target.scrollIntoView();
+}
+
+addEventListener("DOMContentLoaded", () => {
+  update();
+  showTarget();
+});
+addEventListener("hashchange", showTarget);
+addEventListener("storage", update);
+document.addEventListener("beforematch", ({ target }) => target.closest("answer-part")?.show(true));
+document.addEventListener("submit", (event) => {
+  const box = event.target.closest("ask-box");
+  if (!box) return;
+  event.preventDefault();
+  box.answer();
+});
+document.addEventListener("click", ({ target }) => {
+  target.closest("show-all button")?.parentElement.change();
+  const button = target.closest("kept-answers button");
+  if (button) button.closest("kept-answers")[button.value]();
+});

@@ -1,0 +1,119 @@
+// Calculators of lessons: <lesson-calculator> holds the form; globalThis.calculators has the lesson's own functions.
+
+class LessonCalculator extends HTMLElement {
+  connectedCallback() {
+    this.form = this.querySelector("form");
+    this.count = globalThis.calculators[this.id.replace("calculator-", "")];
+    this.presets = JSON.parse(this.dataset.presets) ?? {};
+    this.inputs = [...this.form.querySelectorAll(".calculator-inputs :is(input, select)")];
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    this.form.addEventListener("input", ({ target }) => this.changed(target));
+    addEventListener("hashchange", () => this.readAddress());
+    if (!this.readAddress()) this.update();
+  }
+
+  // An address ends in, for example, #calculator-choose?gpus=8&billions=7
+  readAddress() {
+    const [id, query] = location.hash.slice(1).split("?");
+    if (id !== this.id || !query) return false;
+    this.put(Object.fromEntries(new URLSearchParams(query)));
+    this.update();
+    this.scrollIntoView({ behavior: "instant" });
+    return true;
+  }
+
+  put(values) {
+    for (const input of this.inputs.filter(({ name }) => name in values)) {
+      if (input.type === "checkbox") input.checked = String(values[input.name]) === "true";
+      else input.value = values[input.name];
+    }
+  }
+
+  changed(target) {
+    if (target.name === "preset") this.put(this.presets[target.value] ?? {});
+    else if (this.form.elements.preset) this.form.elements.preset.value = "";
+    if (!this.update()) return;
+    clearTimeout(this.later);
+    this.later = setTimeout(() => this.tell(), 400); // not at each letter
+  }
+
+  // In the address, and to those who listen.
+  tell() {
+    const values = new URLSearchParams(this.inputs.map((input) => [input.name, this.valueOf(input)]));
+    try {
+      history.replaceState(null, "", `#${this.id}?${values}`);
+    } catch {
+      // Safari allows 100 changes in half a minute; the next one will do.
+    }
+    const words = [...this.querySelectorAll("dt")].map((term) => `${term.textContent}: ${term.nextElementSibling.textContent}`);
+    this.querySelector("[role=status]").textContent = words.join("; ");
+  }
+
+  // NaN is what does not count: no number, too small, or not whole where it must be.
+  valueOf(input) {
+    if (input.type === "checkbox") return input.checked;
+    const text = input.value.normalize("NFKC").trim();
+    if (input.tagName === "SELECT") return Number.isNaN(Number(text)) ? text : Number(text);
+    const number = text ? Number(text) : NaN;
+    const counts = Number.isFinite(number) && number >= Number(input.dataset.least) && number <= 1e15;
+    return counts && (!("whole" in input.dataset) || Number.isInteger(number)) ? number : NaN;
+  }
+
+  update() {
+    const values = this.inputs.map((input) => this.valueOf(input));
+    this.inputs.forEach((input, i) => {
+      input.ariaInvalid = Number.isNaN(values[i]) ? "true" : null;
+    });
+    const wrong = this.inputs.filter((_, i) => Number.isNaN(values[i]));
+    const problem = this.querySelector(".calculator-problem");
+    problem.textContent = wrong.map((input) => `${input.parentElement.firstChild.textContent.trim()}: ${this.dataset.problem}`).join(" ");
+    if (wrong.length) return false;
+    const results = this.count(...values);
+    this.querySelectorAll("dd").forEach((place, i) => {
+      place.textContent = this.shown(results[i], place);
+    });
+    this.vary(values);
+    return true;
+  }
+
+  shown(result, { dataset }) {
+    if (result === null || result === undefined || Number.isNaN(result)) return this.dataset.never;
+    if (typeof result !== "number") return String(result);
+    const digits = Number(dataset.digits);
+    const options = Number.isInteger(result) ? {} : { maximumSignificantDigits: digits };
+    return result.toLocaleString(document.documentElement.lang, options) + (dataset.unit ? ` ${dataset.unit}` : "");
+  }
+
+  // The first result with half and with twice of each number: what it hangs on.
+  vary(values) {
+    const body = this.querySelector(".calculator-table tbody");
+    if (!body) return;
+    const place = this.querySelector("dd");
+    const rows = this.inputs.flatMap((input, i) => {
+      if (input.type === "checkbox" || input.tagName === "SELECT" || "whole" in input.dataset) return [];
+      const results = [0.5, 2].map((factor) => this.count(...values.with(i, values[i] * factor))[0]);
+      return [[input.parentElement.firstChild.textContent.trim(), ...results]];
+    });
+    const most = Math.max(...rows.flatMap(([, ...results]) => results.filter((each) => typeof each === "number")));
+    body.replaceChildren(
+      ...rows.map(([name, ...results]) => {
+        const row = document.createElement("tr");
+        const head = document.createElement("th");
+        head.scope = "row";
+        head.textContent = name;
+        row.append(head, ...results.map((result) => this.bar(result, most, place)));
+        return row;
+      }),
+    );
+  }
+
+  bar(result, most, place) {
+    const cell = document.createElement("td");
+    cell.textContent = this.shown(result, place);
+    const length = typeof result === "number" ? (100 * result) / most : 0;
+    cell.style.backgroundSize = `${length}% 100%`;
+    return cell;
+  }
+}
+
+customElements.define("lesson-calculator", LessonCalculator);

@@ -1,0 +1,91 @@
+"""What a lesson asks, and where the truth comes from."""
+
+import json
+
+import pytest
+
+from tests.engine.conftest import EDITIONS
+from tests.engine.test_editions import soup
+
+QUESTION = {"en": "How many rows?", "zh": "有几行？"}
+
+
+def ask(book, cell, **question):
+    """Gives a cell of both editions a question."""
+    for edition in EDITIONS:
+        path = book.folder / f"notebooks/{edition}/01_count.ipynb"
+        notebook = json.loads(path.read_text("utf-8"))
+        found = next(each for each in notebook["cells"] if each["id"] == cell)
+        found["metadata"]["ask"] = [{"question": QUESTION[edition], **question}]
+        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", "utf-8")
+
+
+def truths(book, edition="en"):
+    """What the boxes of a page take for right, by their names."""
+    boxes = soup(book, f"{edition}/01_count.html").find_all("ask-box")
+    return {box["data-name"]: json.loads(box["data-truths"])[0]["right"] for box in boxes}
+
+
+def test_the_page_follows_the_notebook(book):
+    ask(book, "count-rows", truth="len(rows)")
+    ask(book, "exercise-1-check", truth="len([5, 5])")
+    book.good("build")
+    assert truths(book) == truths(book, "zh") == {"01_count/count-rows": [3], "01_count/exercise-1": [2]}
+    for edition in EDITIONS:
+        book.replace(f"notebooks/{edition}/01_count.ipynb", "rows = [3, 1, 2]", "rows = [3, 1, 2, 7]")
+    book.good("build")
+    assert truths(book) == truths(book, "zh") == {"01_count/count-rows": [4], "01_count/exercise-1": [2]}
+    ask(book, "exercise-1-check", truth="len([5, 5, 5])")
+    book.good("build")
+    assert truths(book)["01_count/exercise-1"] == [3], "the code is the same, only the question is another"
+
+
+def test_a_question_leaves_no_trace_in_what_readers_get(book):
+    before = book.folder / "before.ipynb"
+    book.good("build")
+    before.write_bytes((book.folder / "_build/html/en/01_count.ipynb").read_bytes())
+    outputs = [book.outputs(id) for id in ("count-rows", "exercise-1-check")]
+    ask(book, "count-rows", truth="len(rows)")
+    book.good("build")
+    page = (book.folder / "_build/html/en/01_count.html").read_text("utf-8")
+    notebook = (book.folder / "_build/html/en/01_count.ipynb").read_text("utf-8")
+    assert "truths+json" not in page + notebook
+    assert [book.outputs("count-rows")[:-1], book.outputs("exercise-1-check")] == outputs
+
+
+@pytest.mark.parametrize(
+    "truth, said",
+    [
+        ("nothing_of_this_name", "nothing_of_this_name: NameError: name 'nothing_of_this_name' is not defined"),
+        ("1 / 0", "1 / 0: ZeroDivisionError: division by zero"),
+        ("object", "object: object is no literal"),
+    ],
+)
+def test_a_truth_that_is_none(book, truth, said):
+    ask(book, "count-rows", truth=truth)
+    out = book.bad("build")
+    assert f"notebooks/en/01_count.ipynb, cell count-rows: {said}\n" in out
+
+
+@pytest.mark.parametrize(
+    "question, said",
+    [
+        ({"truth": "rows ="}, "the truth is no expression: rows ="),
+        ({"truht": "rows"}, "`ask` takes any, choices, question, truth; question and truth are needed"),
+    ],
+)
+def test_a_question_that_is_none(book, question, said):
+    ask(book, "count-rows", **question)
+    assert f"notebooks/en/01_count.ipynb, cell count-rows: {said}\n" in book.bad("check")
+
+
+def test_editions_ask_the_same(book):
+    ask(book, "count-rows", truth="len(rows)")
+    book.replace("notebooks/zh/01_count.ipynb", 'len(rows)"\n', 'len(rows) + 1"\n')
+    said = "notebooks/zh/01_count.ipynb, cell count-rows: asks for another truth, or with other choices, than in "
+    assert f"{said}notebooks/en/01_count.ipynb\n" in book.bad("check")
+
+
+def test_a_prediction_that_nobody_asks_for(book):
+    ask(book, "exercise-1-check", truth="len([5, 5])")
+    assert "01_count.ipynb" in (said := book.bad("build")) and "a prediction, and no code cell after it asks" in said

@@ -1,0 +1,265 @@
+"""Predictions and exercises, answered in the page."""
+
+import json
+import re
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from book import asking
+from book.sources import load
+from tests.conftest import BOOK, LESSONS
+from tests.site.reading import soup
+
+SIZES = pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+FIRST = "04_data_parallel/run-2"  # rows on two GPUs: [15, 15] and [5, 5]
+
+
+def box(page, name=FIRST):
+    return page.locator(f'ask-box[data-name="{name}"]')
+
+
+def answer(page, *texts, name=FIRST):
+    """Answers by keyboard alone."""
+    fields = box(page, name).locator("input")
+    fields.first.focus()
+    for text in texts:
+        page.keyboard.type(text)
+        if text is not texts[-1]:
+            page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+
+
+def said(page, name=FIRST):
+    return box(page, name).locator(".ask-verdict").all_inner_texts()
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_truth_is_what_the_notebook_found(run, html, lesson):
+    forms = soup(html / f"{lesson}.html").find_all("ask-box")
+    found = {form["data-name"]: [each["right"] for each in json.loads(form["data-truths"])] for form in forms}
+    expected = {}
+    for cell in BOOK.page(lesson).code:
+        name = f"{lesson.partition('/')[2]}/{cell.id.removesuffix('-check')}"
+        if questions := asking.asked(cell, run.cells[lesson][cell.id].outputs):
+            expected[name] = [q["truth"] if q.get("any") else [q["truth"]] for q in questions]
+    assert json.loads(json.dumps(expected)) == found != {}
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_prediction_asks(html, lesson):
+    marks = soup(html / f"{lesson}.html").select("p.predict, ask-box:not([data-exercise])")
+    assert [mark.name for mark in marks] == ["p", "ask-box"] * (len(marks) // 2) != []
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "edition, right, wrong",
+    [
+        ("en", "✓ Right.", "✗ It is 5, 5; you have 1 of 2 in place."),
+        ("zh", "✓ 答对了。", "✗ 结果是 5, 5，你写的有 1 个在正确的位置上（共 2 个）。"),
+    ],
+)
+def test_a_prediction_is_made_before_the_answer_is_seen(visit, edition, width, scheme, right, wrong):
+    page = visit(f"{edition}/04_data_parallel.html", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    output = box(page).locator(".cell_output").first
+    assert not output.is_visible()
+    assert page.locator("#cell-run-2 .cell_input").is_visible() and box(page).get_by_role("textbox").count() == 2
+    answer(page, "15, 15", "[5,4]")
+    verdicts = box(page).locator(".ask-verdict")
+    marks = "node => getComputedStyle(node, '::before').content.replaceAll('\"', '') + node.textContent"
+    assert [verdict.evaluate(marks) for verdict in verdicts.all()] == [right, wrong]
+    assert verdicts.first.get_attribute("role") == "status"
+    assert output.is_visible()
+    page.evaluate("new Promise(requestIdleCallback)")
+    violations = Axe().run(page, options={"preload": False}).response["violations"]
+    assert not [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in violations]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_what_was_answered_is_there_again_and_in_the_other_edition(visit, html):
+    page = visit("en/04_data_parallel.html")
+    answer(page, "15, 15", "6, 4")
+    before = said(page)
+    page.reload()
+    assert said(page) == before and box(page).locator(".cell_output").first.is_visible()
+    page.goto(f"{html.as_uri()}/zh/04_data_parallel.html")
+    assert box(page).locator("input").last.input_value() == "6, 4" and said(page)[0] == "答对了。"
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("[15, 15]", "Right."),
+        ("１５、１５", "Right."),
+        ("15", "It is: 15, 15."),
+        ("15, 15, 15", "It is: 15, 15."),
+        ("", "You said nothing. It is: 15, 15."),
+        ("half", "This is no list of numbers. Write them with commas between them, such as 4, 4, 2."),
+        ("1e999", "This is no list of numbers. Write them with commas between them, such as 4, 4, 2."),
+        ("<b>15</b>", "This is no list of numbers. Write them with commas between them, such as 4, 4, 2."),
+    ],
+)
+def test_odd_input(visit, text, words):
+    page = visit("en/04_data_parallel.html")
+    answer(page, text, "5, 5")
+    assert said(page) == [words, "Right."]
+    readable = "no list" not in words
+    assert box(page).locator(".cell_output").first.is_visible() == readable, "what cannot be read shows nothing"
+    assert box(page).locator("input").first.get_attribute("aria-invalid") == (None if readable else "true")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("14", "Right."),
+        ("0", "Not yet: too small."),
+        ("50", "Not yet: too large."),
+        ("14 of 64", "This is no number. Write one such as 4 or 0.25."),
+        ("", "Nothing is answered yet."),
+    ],
+)
+def test_an_exercise_tells_right_from_wrong_without_giving_the_answer_away(visit, text, words):
+    name = "04_data_parallel/exercise-2"
+    page = visit("en/04_data_parallel.html")
+    answer(page, text, name=name)
+    assert said(page, name) == [words]
+    wrong = words.startswith("Not yet")
+    assert box(page, name).get_by_text("How large is a chunk").is_visible() == wrong or not wrong
+
+
+def test_one_of_several_right_answers(visit):
+    name = "04_data_parallel/exercise-3"
+    page = visit("en/04_data_parallel.html")
+    for text, words in (("40", "Not yet."), ("60", "Right.")):
+        box(page, name).locator("input").fill("")
+        answer(page, text, name=name)
+        assert said(page, name) == [words]
+
+
+def test_a_choice_by_keyboard(visit):
+    page = visit("en/01_device.html")
+    name = "01_device/move-tensor-run"
+    group = box(page, name).get_by_role("group").first
+    assert group.get_by_role("radio").count() == 2
+    group.get_by_role("radio").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert said(page, name)[0] == "It is: still on the CPU."
+
+
+def test_the_switch_shows_everything_everywhere(visit, html):
+    page = visit("en/04_data_parallel.html")
+    hidden = page.locator("answer-part[hidden]")
+    assert hidden.count() > 3
+    switch = page.get_by_role("button", name="Show all answers at once, in all lessons")
+    switch.click()
+    assert hidden.count() == 0 and switch.get_attribute("aria-pressed") == "true"
+    page.goto(f"{html.as_uri()}/en/05_four_steps.html")
+    assert hidden.count() == 0
+    switch.click()
+    assert hidden.count() > 3
+
+
+@pytest.mark.parametrize("how", ["without scripts", "without its script", "on paper"])
+def test_nothing_is_kept_back(visit, browser, html, how):
+    context = browser.new_context(java_script_enabled=how != "without scripts")
+    page = context.new_page()
+    if how == "without its script":
+        page.route("**/ask.js*", lambda route: route.abort())
+    page.goto(f"{html.as_uri()}/en/04_data_parallel.html")
+    if how == "on paper":
+        page.emulate_media(media="print")
+    for output in page.locator("ask-box .cell_output").all():
+        assert output.is_visible()
+    assert not any(form.is_visible() for form in page.locator("form.ask, show-all").all())
+    context.close()
+
+
+@pytest.mark.parametrize("broken", ["localStorage", "setItem"])
+def test_where_nothing_can_be_kept(browser, html, broken):
+    """Storage that is forbidden, or full."""
+    throws = "() => { throw new DOMException('no') }"
+    script = {
+        "localStorage": f"Object.defineProperty(window, 'localStorage', {{ get: {throws} }})",
+        "setItem": f"Storage.prototype.setItem = {throws}",
+    }[broken]
+    context = browser.new_context()
+    context.add_init_script(script)
+    page = context.new_page()
+    page.goto(f"{html.as_uri()}/en/04_data_parallel.html")
+    answer(page, "15, 15", "5, 5")
+    assert said(page) == ["Right.", "Right."] and box(page).locator(".cell_output").first.is_visible()
+    assert box(page).get_by_text("This browser does not let the page keep your answer.").is_visible()
+    context.close()
+
+
+def test_two_tabs_lose_nothing_of_each_other(visit, html):
+    page = visit("en/04_data_parallel.html")
+    other = page.context.new_page()
+    other.goto(f"{html.as_uri()}/en/04_data_parallel.html")
+    answer(page, "15, 15", "5, 5")
+    other.wait_for_function("document.querySelectorAll('.ask-right').length === 2")
+    answer(other, "4, 4, 2", name="04_data_parallel/run-3")
+    page.wait_for_function("document.querySelectorAll('.ask-right').length === 3")
+
+
+def test_what_is_not_ours_in_the_storage_does_no_harm(visit):
+    page = visit("en/04_data_parallel.html")
+    page.evaluate(f"localStorage.setItem('answer:{FIRST}', 'no JSON')")
+    page.evaluate("localStorage.setItem('answer:04_data_parallel/run-3', '{\"given\": 3}')")
+    page.reload()
+    answer(page, "15, 15", "5, 5")
+    assert said(page) == ["Right.", "Right."]
+
+
+@pytest.mark.parametrize("edition, solved", [("en", "2 of 3 exercises solved"), ("zh", "练习做对 2/3")])
+def test_what_is_solved_is_counted_exported_and_erased(visit, html, edition, solved):
+    page = visit(f"{edition}/04_data_parallel.html")
+    answer(page, "3, 3, 3, 1", name="04_data_parallel/exercise-1")
+    answer(page, "14", name="04_data_parallel/exercise-2")
+    answer(page, "40", name="04_data_parallel/exercise-3")
+    page.goto(f"{html.as_uri()}/{edition}/index.html")
+    count = page.locator('solved-count[data-lesson="04_data_parallel"]')
+    assert count.inner_text() == solved
+    with page.expect_download() as download:
+        page.locator('kept-answers button[value="take"]').click()
+    kept = json.loads(download.value.path().read_text("utf-8"))
+    assert kept["04_data_parallel/exercise-2"] == {"given": ["14"], "right": True} and len(kept) == 3
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.locator('kept-answers button[value="erase"]').click()
+    assert count.inner_text() == "" and page.evaluate("localStorage.length") == 0
+
+
+def test_a_link_to_what_is_kept_back_shows_it(visit):
+    page = visit("en/10_distributed.html")
+    place = page.locator("answer-part [id]").first
+    id = place.get_attribute("id")
+    assert not place.is_visible()
+    page.evaluate(f"location.hash = '{id}'")
+    page.wait_for_function(f"Math.abs(document.getElementById('{id}').getBoundingClientRect().top) < innerHeight")
+    assert place.is_visible()
+
+
+def test_a_section_that_is_sought_from_elsewhere_keeps_nothing_back(visit, html):
+    page = visit("en/search.html")
+    page.goto(f"{html.as_uri()}/en/01_device.html#move-model")
+    shown = page.locator("section:has(> #move-model) answer-part")
+    assert shown.count() == 1 and shown.get_attribute("hidden") is None
+    assert page.locator("section:has(> #move-tensor) answer-part").first.get_attribute("hidden") is not None
+
+
+def test_searching_in_the_page_finds_what_is_kept_back(visit):
+    page = visit("en/04_data_parallel.html")
+    assert page.locator("answer-part").first.get_attribute("hidden") == "until-found"
+
+
+def test_truths_are_found_beside_the_lesson_and_change_nothing(run, shipped):
+    """No page and no reader's notebook has them; the kernel's random numbers are those without questions."""
+    book = load(shipped)
+    for lesson in book.lessons:
+        text = (shipped / lesson.path).read_text("utf-8")
+        assert asking.TRUTHS not in text
+    assert not re.search(
+        r"truths\+json", "".join(path.read_text("utf-8") for path in shipped.glob("_build/html/*/*.ipynb"))
+    )

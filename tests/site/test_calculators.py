@@ -1,0 +1,107 @@
+"""Calculators of lessons: in the browser as in the lesson's own cells."""
+
+import json
+import math
+import random
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from book import asking, calculators
+from tests.conftest import BOOK, EDITIONS
+
+CELLS = [(lesson.id, cell.id) for lesson in BOOK.lessons for cell in lesson.code if "calculator" in cell.metadata]
+SIZES = pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+
+
+def found(id, cell):
+    lesson = BOOK.page(id)
+    return lesson, next(each for each in lesson.code if each.id == cell)
+
+
+def test_there_are_three_in_each_edition():
+    assert len(CELLS) == 3 * len(EDITIONS)
+
+
+def drawn(about, presets, number):
+    """Random inputs: those that the calculator begins with or a preset has, each times a random power of ten."""
+    draw = random.Random(number)
+    begun = {each["name"]: each["value"] for each in about["inputs"]}
+    given = {**begun, **(draw.choice(list(presets.values())) if presets and draw.random() < 0.5 else {})}
+    values = []
+    for each in about["inputs"]:
+        value = given[each["name"]]
+        if isinstance(value, bool):
+            values.append(draw.random() < 0.5)
+        elif "choices" in each:
+            values.append(draw.choice(list(each["choices"])))
+        else:
+            value *= 10 ** draw.uniform(-1.5, 1.5)
+            least = each.get("least", 0)
+            values.append(max(math.ceil(least), round(value)) if isinstance(each["value"], int) else max(least, value))
+    return values
+
+
+@pytest.mark.parametrize("id, cell", CELLS)
+def test_a_calculator_counts_as_its_cell(visit, run, id, cell):
+    """On a thousand random inputs."""
+    lesson, described = found(id, cell)
+    about = described.metadata["calculator"]
+    values = asking.values_of(described, run.cells[id][cell].outputs)[1]
+    space = {"math": math, **dict(zip(about.get("values", []), values, strict=False))}
+    defined = calculators.functions(lesson)
+    exec("\n".join(defined[name] for name in about["functions"]), space)
+    inputs = [drawn(about, values[-1] if "presets" in about else None, number) for number in range(1000)]
+    names = ", ".join(each["name"] for each in about["inputs"])
+    counted = eval(f"lambda {names}: [{', '.join(each['value'] for each in about['results'])}]", space)
+    expected = [counted(*values) for values in inputs]
+    page = visit(f"{id}.html")
+    got = page.evaluate("([id, inputs]) => inputs.map((values) => calculators[id](...values))", [cell, inputs])
+    assert len({str(each) for each in expected}) > 5, "the inputs are not all alike"
+    for values, mine, theirs in zip(inputs, expected, got, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert a == pytest.approx(b, rel=1e-9) if isinstance(a, float) else a == b, values
+
+
+@SIZES
+@pytest.mark.parametrize("id, cell", CELLS)
+def test_a_calculator_in_the_page(visit, id, cell, width, scheme):
+    page = visit(f"{id}.html#calculator-{cell}?gpus=4", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    box = page.locator(f"#calculator-{cell}")
+    assert box.is_visible() and box.locator('input[name="gpus"]').input_value() == "4"
+    before = box.locator("dd").all_inner_texts()
+    assert all(before)
+    box.locator('input[name="gpus"]').fill("64")
+    page.wait_for_function("location.hash.includes('gpus=64')")
+    assert box.locator('[role="status"]').inner_text()
+    address = page.url
+    after = box.locator("dd").all_inner_texts()
+    page.goto("about:blank")
+    page.goto(address)
+    assert box.locator("dd").all_inner_texts() == after, "the address keeps all numbers"
+    for nonsense in ("", "many", "-1", "0", "2.5", "1e400"):
+        box.locator('input[name="gpus"]').fill(nonsense)
+        assert box.locator('[role="alert"]').inner_text()
+        assert box.locator('input[name="gpus"]').get_attribute("aria-invalid") == "true"
+        assert box.locator("dd").all_inner_texts() == after, "what was counted last stays"
+    box.locator('input[name="gpus"]').fill("１６")
+    assert not box.locator('[role="alert"]').inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("localStorage.setItem('show-all', 'true')")
+    violations = Axe().run(page, f"#calculator-{cell}", options={"preload": False}).response["violations"]
+    assert not [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in violations]
+
+
+def test_published_models_have_the_sizes_that_are_published(run):
+    values = asking.values_of(found("en/13_memory", "yours")[1], run.cells["en/13_memory"]["yours"].outputs)[1]
+    sizes = {name: each["billions"] for name, each in values[-1].items()}
+    assert sizes == {"Llama 3.2 1B": 1.236, "Llama 3.1 8B": 8.03, "Llama 3.1 70B": 70.554, "Llama 3.1 405B": 405.853}
+    assert "8,030,261,248" in json.dumps(run.cells["en/13_memory"]["published"].outputs)
+
+
+def test_without_scripts_there_is_no_calculator(browser, html):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{html.as_uri()}/en/16_choose.html")
+    assert page.locator("lesson-calculator").count() == 1 and not page.locator("lesson-calculator").is_visible()
+    context.close()
