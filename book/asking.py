@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from . import calculators
+from . import calculators, players
 from .model import Cell, Lesson
 
 TRUTHS = "application/vnd.book.truths+json"  # the MIME type of an output that no page shows
@@ -25,11 +25,15 @@ def questions(cell: Cell) -> list[dict[str, Any]]:
 
 
 def expressions(lesson: Lesson) -> dict[str, list[str]]:
-    """What the kernel is to be asked after a cell, by its id: the truths, and what its calculator needs."""
-    asked = {
-        cell.id: [each["truth"] for each in questions(cell)] + calculators.expressions(cell) for cell in lesson.code
-    }
+    """What the kernel is to be asked after a cell, by its id."""
+    asked = {cell.id: [text for texts in parts(cell).values() for text in texts] for cell in lesson.code}
     return {id: texts for id, texts in asked.items() if texts}
+
+
+def parts(cell: Cell) -> dict[str, list[str]]:
+    """The expressions of a cell, by what asks for them: its questions, its calculator, its player."""
+    truths = [each["truth"] for each in questions(cell)]
+    return {"ask": truths, "calculator": calculators.expressions(cell), "player": players.expressions(cell)}
 
 
 def output(values: list[Any]) -> dict[str, Any]:
@@ -42,17 +46,20 @@ def shown(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in outputs if TRUTHS not in each.get("data", {})]
 
 
-def values_of(cell: Cell, outputs: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
-    """The values of the truths, and those for the calculator; none if the cell was not executed with them."""
+def values_of(cell: Cell, outputs: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The values of a cell's expressions, as `parts` has them; nothing if the cell was not executed with them."""
     values: list[Any] = next((each["data"][TRUTHS] for each in outputs if TRUTHS in each.get("data", {})), [])
-    count = len(questions(cell))
-    fits = len(values) == count + len(calculators.expressions(cell))
-    return (values[:count], values[count:]) if fits else ([], [])
+    found, start = {}, 0
+    for name, texts in parts(cell).items():
+        found[name] = values[start : start + len(texts)]
+        start += len(texts)
+    return found if start == len(values) else {}
 
 
 def asked(cell: Cell, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The questions of a cell with the values of their truths."""
-    return [{**each, "truth": value} for each, value in zip(questions(cell), values_of(cell, outputs)[0], strict=False)]
+    truths = values_of(cell, outputs).get("ask", [])
+    return [{**each, "truth": value} for each, value in zip(questions(cell), truths, strict=False)]
 
 
 def hint(cell: Cell) -> str:
@@ -75,6 +82,6 @@ def wrong(cell: Cell) -> str:
 
 
 def structure(cell: Cell) -> list[Any]:
-    """What editions have in common in their questions and calculators: all but the words."""
+    """What editions have in common in what they ask: all but the words."""
     asked = [(each.get("truth"), [*each.get("choices", {})], each.get("any")) for each in questions(cell)]
-    return [asked, calculators.structure(cell)]
+    return [asked, calculators.structure(cell), players.structure(cell)]

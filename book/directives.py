@@ -1,4 +1,4 @@
-"""What a page can have by a directive: the table of lessons, the split explorer, a calculator."""
+"""What a page can have by a directive: the table of lessons, the split explorer, calculators, step players."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from sphinx.util.docutils import SphinxDirective
 from .check import text_of
 from .model import Book, Edition
 
-CALCULATOR = "lesson-calculator"
+CALCULATOR, PLAYER = "lesson-calculator", "step-player"
 EXPLORER = "split-explorer"  # and the tag of a cell that the explorer stands after
 
 
 def add_directives(app: Sphinx, book: Book, edition: Edition) -> None:
     LessonTable.book, LessonTable.edition = book, edition
-    for name, directive in (("lesson-table", LessonTable), (EXPLORER, SplitExplorer), (CALCULATOR, LessonCalculator)):
+    directives = {
+        "lesson-table": LessonTable,
+        EXPLORER: SplitExplorer,
+        CALCULATOR: LessonCalculator,
+        PLAYER: StepPlayer,
+    }
+    for name, directive in directives.items():
         app.add_directive(name, directive)
 
 
@@ -53,11 +59,20 @@ class SplitExplorer(SphinxDirective):
         return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", {}), format="html")]
 
 
-class LessonCalculator(SphinxDirective):
-    """A calculator; its content is what the template is to know, as JSON."""
+class Played(SphinxDirective):
+    """What is made by a template; the directive's content is what the template is to know, as JSON."""
 
     has_content = True
+    template: ClassVar[str]
 
     def run(self) -> list[nodes.Node]:
         about = json.loads("\n".join(self.content))
-        return [nodes.raw("", self.env.app.builder.templates.render("calculator.html", about), format="html")]
+        return [nodes.raw("", self.env.app.builder.templates.render(self.template, about), format="html")]
+
+
+class LessonCalculator(Played):
+    template = "calculator.html"
+
+
+class StepPlayer(Played):
+    template = "player.html"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from sphinx.environment import BuildEnvironment
 from sphinx.locale import _
 from sphinx.util.logging import getLogger
 
-from . import asking, calculators, files, runs
-from .directives import CALCULATOR, EXPLORER, add_directives
+from . import asking, calculators, files, players, runs
+from .directives import CALCULATOR, EXPLORER, PLAYER, add_directives
 from .elements import AskBox, add_elements, definitions_of, mark_languages, sections_of, terms_of, unasked
 from .model import Cell, Lesson, Recorded, Run
 from .site import HERE, LOADED, NEVER_EXECUTE, prints, repository
@@ -91,10 +92,9 @@ class Pages:
                 prompt = dict.fromkeys(("code_prompt_show", "code_prompt_hide"), cell.metadata["gpu"])
                 entry["metadata"] |= {"tags": [*cell.tags, "hide-input"], "mystnb": prompt}
             cells += [entry, *panels]
-            if "calculator" in cell.metadata and (values := self.values(lesson, cell)) is not None:
-                about = calculators.about(lesson, cell, values)
-                directive = f"```{{{CALCULATOR}}}\n{json.dumps(about)}\n```\n"
-                cells.append({"cell_type": "markdown", "id": f"{cell.id}-page", "metadata": {}, "source": directive})
+            for kind, about in self.played(lesson, cell):
+                directive = f"```{{{kind}}}\n{json.dumps(about)}\n```\n"
+                cells.append({"cell_type": "markdown", "id": f"{cell.id}-{kind}", "metadata": {}, "source": directive})
             if EXPLORER in cell.tags:
                 lead = _("To play with. The lesson asks you to predict: predict first, then check it here.")
                 directive = f"{lead}\n\n```{{{EXPLORER}}}\n```\n"
@@ -110,11 +110,18 @@ class Pages:
         name = f"{lesson.name}/{exercise or cell.id}"
         return {"asked": {"name": name, "questions": questions, "exercise": bool(exercise), "hint": hint}}
 
-    def values(self, lesson: Lesson, cell: Cell) -> list[Any] | None:
-        """The values for a cell's calculator, or None if it was not executed with it."""
+    def played(self, lesson: Lesson, cell: Cell) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What stands after a cell to play with: directives, and what their templates are to know."""
+        values = self.values(lesson, cell)
+        if "calculator" in cell.metadata and values:
+            yield CALCULATOR, calculators.about(lesson, cell, values["calculator"])
+        if "player" in cell.metadata and values:
+            yield PLAYER, players.about(lesson.name, cell, values["player"])
+
+    def values(self, lesson: Lesson, cell: Cell) -> dict[str, list[Any]]:
+        """The values that the kernel gave for a cell; none if it was not executed with its expressions."""
         done = self.run.cells.get(lesson.id, {}).get(cell.id)
-        values = asking.values_of(cell, done.outputs)[1] if done else []
-        return values if len(values) == len(calculators.expressions(cell)) else None
+        return asking.values_of(cell, done.outputs) if done else {}
 
     def panels(self, lesson: Lesson, cell: Cell, entry: dict[str, Any]) -> list[dict[str, Any]]:
         """Cells with the outputs of this page's run and of recorded ones; `MarkCells` makes panels of them."""
@@ -209,7 +216,7 @@ class Pages:
         files.write_text(Path(app.outdir) / "_static" / "sections.js", script)
         for lesson in self.edition.lessons:
             known = [(cell, self.values(lesson, cell)) for cell in lesson.code if "calculator" in cell.metadata]
-            made = [calculators.script(lesson, cell, values) for cell, values in known if values is not None]
+            made = [calculators.script(lesson, cell, values["calculator"]) for cell, values in known if values]
             if made:
                 files.write_text(Path(app.outdir) / "_static" / f"{lesson.name}.js", "".join(made))
             target = Path(app.outdir) / lesson.file

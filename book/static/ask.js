@@ -66,7 +66,7 @@ function shown(value) {
 function judged({ kind, right }, text, exercise, it) {
   const [truth] = right;
   if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }) };
-  const given = entries(text);
+  const given = entries(kind === "number" ? text.replace(/,(?=\d{3}(?!\d))/g, "") : text); // 163,840 is one number
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
     return { problem: say("numbers") };

@@ -47,7 +47,7 @@ def test_a_calculator_counts_as_its_cell(visit, run, id, cell):
     """On a thousand random inputs."""
     lesson, described = found(id, cell)
     about = described.metadata["calculator"]
-    values = asking.values_of(described, run.cells[id][cell].outputs)[1]
+    values = asking.values_of(described, run.cells[id][cell].outputs)["calculator"]
     space = {"math": math, **dict(zip(about.get("values", []), values, strict=False))}
     defined = calculators.functions(lesson)
     exec("\n".join(defined[name] for name in about["functions"]), space)
@@ -93,7 +93,9 @@ def test_a_calculator_in_the_page(visit, id, cell, width, scheme):
 
 
 def test_published_models_have_the_sizes_that_are_published(run):
-    values = asking.values_of(found("en/13_memory", "yours")[1], run.cells["en/13_memory"]["yours"].outputs)[1]
+    values = asking.values_of(found("en/13_memory", "yours")[1], run.cells["en/13_memory"]["yours"].outputs)[
+        "calculator"
+    ]
     sizes = {name: each["billions"] for name, each in values[-1].items()}
     assert sizes == {"Llama 3.2 1B": 1.236, "Llama 3.1 8B": 8.03, "Llama 3.1 70B": 70.554, "Llama 3.1 405B": 405.853}
     assert "8,030,261,248" in json.dumps(run.cells["en/13_memory"]["published"].outputs)

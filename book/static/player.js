@@ -1,0 +1,78 @@
+// Plays the steps of a table: what each device holds after each of them.
+
+class StepPlayer extends HTMLElement {
+  connectedCallback() {
+    const names = [...this.querySelectorAll("thead th")].slice(2).map((head) => head.textContent);
+    this.steps = [...this.querySelectorAll("tbody tr")].map((row) => {
+      const [what, ...held] = row.querySelectorAll("td");
+      const line = what.querySelector("code")?.textContent ?? "";
+      return { sentence: what.firstChild.textContent, line, held: held.map((cell) => cell.textContent) };
+    });
+    this.querySelector(".player-devices").append(...names.map((name) => this.device(name)));
+    this.querySelector(".player").hidden = false;
+    this.addEventListener("click", ({ target }) => target.value && this.go(this.after(target.value)));
+    this.querySelector(".player").addEventListener("keydown", (event) => {
+      const move = { ArrowRight: "next", ArrowLeft: "back", Home: "first", End: "last" }[event.key];
+      if (!move) return;
+      event.preventDefault();
+      this.go(this.after(move));
+    });
+    addEventListener("hashchange", () => this.readAddress());
+    this.show(0);
+    this.readAddress();
+  }
+
+  device(name) {
+    const [box, title, held] = ["section", "b", "span"].map((tag) => document.createElement(tag));
+    title.textContent = name;
+    held.className = "player-held";
+    box.append(title, held);
+    return box;
+  }
+
+  after(move) {
+    const last = this.steps.length - 1;
+    return { first: 0, back: Math.max(0, this.at - 1), next: Math.min(last, this.at + 1), last }[move];
+  }
+
+  // An address ends in, for example, #player-ring?step=3
+  readAddress() {
+    const [id, query] = location.hash.slice(1).split("?");
+    if (id !== this.id) return;
+    const step = Math.round(Number(new URLSearchParams(query).get("step"))) || 1;
+    this.show(Math.min(Math.max(step, 1), this.steps.length) - 1);
+    this.scrollIntoView({ behavior: "instant" });
+  }
+
+  go(at) {
+    this.show(at);
+    try {
+      history.replaceState(null, "", `#${this.id}?step=${at + 1}`);
+    } catch {
+      // Safari allows 100 changes in half a minute; the next one will do.
+    }
+  }
+
+  show(at) {
+    const before = this.steps[this.at ?? at].held;
+    this.at = at;
+    const { sentence, line, held } = this.steps[at];
+    this.querySelector(".player-line code").textContent = line;
+    this.querySelector(".player-sentence").textContent = sentence;
+    this.querySelector(".player-count").textContent = `${at + 1} / ${this.steps.length}`;
+    [...this.querySelectorAll(".player-devices section")].forEach((box, i) => {
+      const parts = held[i].split(" ").filter(Boolean).map((word) => {
+        const part = document.createElement("i");
+        part.textContent = word;
+        return part;
+      });
+      box.lastChild.replaceChildren(...parts);
+      box.classList.toggle("changed", held[i] !== before[i]);
+    });
+    for (const [value, end] of [["first", 0], ["back", 0], ["next", this.steps.length - 1], ["last", this.steps.length - 1]]) {
+      this.querySelector(`button[value=${value}]`).ariaDisabled = String(at === end);
+    }
+  }
+}
+
+customElements.define("step-player", StepPlayer);

@@ -1,0 +1,72 @@
+"""Step players: every step is what the notebook noted."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from book import asking
+from tests.conftest import BOOK, EDITIONS
+from tests.site.reading import soup
+
+CELLS = [(lesson.id, cell) for lesson in BOOK.lessons for cell in lesson.code if "player" in cell.metadata]
+PLAYERS = pytest.mark.parametrize("id, cell", CELLS, ids=[f"{id}-{cell.id}" for id, cell in CELLS])
+
+
+def test_there_are_players_in_each_edition():
+    assert len(CELLS) >= 3 * len(EDITIONS)
+
+
+@PLAYERS
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_every_step_is_what_the_notebook_noted(visit, run, id, cell, width, scheme):
+    (steps,) = asking.values_of(cell, run.cells[id][cell.id].outputs)["player"]
+    address = f"{id}.html#player-{cell.id}?step=1"
+    page = visit(address, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    player = page.locator(f"#player-{cell.id}")
+    player.get_by_role("button").nth(2).focus()
+    for number, (sentence, line, held) in enumerate(steps, start=1):
+        assert player.get_by_role("status").inner_text() == sentence
+        assert player.locator(".player-line").inner_text() == line
+        boxes = player.locator(".player-devices section")
+        shown = {box.locator("b").inner_text(): box.locator("i").all_inner_texts() for box in boxes.all()}
+        assert shown == {name: words.split() for name, words in held.items()}
+        assert player.locator(".player-count").inner_text() == f"{number} / {len(steps)}"
+        page.keyboard.press("ArrowRight")
+    assert f"step={len(steps)}" in page.url
+    for key, at in (("Home", 1), ("ArrowLeft", 1), ("End", len(steps)), ("ArrowLeft", len(steps) - 1)):
+        page.keyboard.press(key)
+        assert player.locator(".player-count").inner_text() == f"{at} / {len(steps)}"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    violations = Axe().run(page, f"#player-{cell.id}", options={"preload": False}).response["violations"]
+    assert not [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in violations]
+
+
+@PLAYERS
+def test_the_table_has_every_step(html, run, id, cell):
+    (steps,) = asking.values_of(cell, run.cells[id][cell.id].outputs)["player"]
+    rows = soup(html / f"{id}.html").select(f"#player-{cell.id} tbody tr")
+    assert [[td.text for td in row.select("td")][1:] for row in rows] == [list(held.values()) for _, _, held in steps]
+
+
+@pytest.mark.parametrize("step", ["0", "99", "-1", "many", ""])
+def test_odd_addresses(visit, step):
+    id, cell = CELLS[0]
+    page = visit(f"{id}.html#player-{cell.id}?step={step}")
+    count = page.locator(f"#player-{cell.id} .player-count").inner_text()
+    assert count.split(" / ")[0] == ("5" if step == "99" else "1")
+
+
+def test_without_scripts_and_on_paper_there_is_the_table(browser, html):
+    id, cell = CELLS[0]
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{html.as_uri()}/{id}.html")
+    assert not page.locator(f"#player-{cell.id} .player").is_visible()
+    assert page.locator(f"#player-{cell.id} table").is_visible()
+    context.close()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{html.as_uri()}/{id}.html")
+    page.emulate_media(media="print")
+    assert not page.locator(f"#player-{cell.id} .player").is_visible()
+    assert page.locator(f"#player-{cell.id} table").evaluate("table => table.checkVisibility()")
+    context.close()
