@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import files
+from . import asking, files
 from .model import COMPARE_TAG, Book, BookError, Cell, Lesson, Problem, Provenance, Recorded, Result, Run
 
 UNKNOWN = 5.0  # seconds, for a lesson that no recorded run has
@@ -181,7 +181,10 @@ def record(book: Book, name: str) -> Path:
     Raises BookError if the run was not executed on one machine at one commit, without other changes.
     """
     run = find(book, name)
-    cells = {id: {cell: known[cell] for cell in compared(book, id) if cell in known} for id, known in run.cells.items()}
+    cells = {
+        id: {cell: shown(known[cell]) for cell in compared(book, id) if cell in known}
+        for id, known in run.cells.items()
+    }
     if not (kept := {id: found for id, found in cells.items() if found}):
         raise BookError(f"{name}: none of its lessons has a cell with the tag {COMPARE_TAG}")
     machines = sorted({provenance.machine for provenance in run.lessons.values()})
@@ -196,6 +199,11 @@ def record(book: Book, name: str) -> Path:
     target = book.root / "runs" / (re.sub(r"\W+", "-", machines[0].replace("×", "x")).lower() + ".json")
     files.write_json(target, to_json(Run(target.stem, run.lessons, kept)))
     return target
+
+
+def shown(kept: Recorded) -> Recorded:
+    """Without what only the page's own run has: the answers to its questions."""
+    return replace(kept, outputs=asking.shown(kept.outputs))
 
 
 def compared(book: Book, id: str) -> dict[str, str]:

@@ -147,10 +147,10 @@ def plain(app: Any, name: str, template: str, context: dict[str, Any], doctree: 
     head = BeautifulSoup(app.builder.templates.render("head.html", context), "html.parser")
     for note in reversed(head.select("p.page-note")):
         body.h1.insert_after(note)
-    for tag in body.select("split-explorer, .runs > .run"):
+    for tag in body.select("split-explorer, step-player, .runs > .run"):
         tag.name = "div"
         tag.attrs = {"class": tag.get("class", [])}
-    for tag in body.select("script, a.headerlink"):
+    for tag in body.select("script, a.headerlink, kept-answers, solved-count, lesson-calculator, .player"):
         tag.decompose()
     for image in body.select("img"):
         del image["loading"]

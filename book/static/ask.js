@@ -1,5 +1,5 @@
 // Predictions and exercises: the reader answers, the page checks it by what the lesson's kernel found, and keeps it in
-// this browser. Loaded before the page is drawn, so that what is kept back never shows for a moment.
+// this browser. Until it has come, styles keep the answers back (book.css, theme.js).
 
 // What readers have answered: {given: [texts], right: whether all is right}, by lesson and cell, the same in all editions.
 const KEPT = "answer:";
@@ -154,7 +154,7 @@ class AskBox extends HTMLElement {
   }
 }
 
-// What an answer shows. The parser makes the element before what is in it, so that it is never seen.
+// What an answer shows.
 class AnswerPart extends HTMLElement {
   connectedCallback() {
     const box = this.closest("ask-box");

@@ -1,6 +1,11 @@
-// Before the page is drawn: the colours that its reader has chosen.
+// Before the page is drawn: the colours that its reader has chosen, and whether answers are kept back (ask.js).
+const { dataset } = document.body;
 try {
-  document.body.dataset.theme = localStorage.getItem("theme") || "auto";
+  dataset.theme = localStorage.getItem("theme") || "auto";
+  if (localStorage.getItem("show-all") === "true") dataset.shown = "all";
 } catch {
-  document.body.dataset.theme = "auto"; // storage may be forbidden
+  dataset.theme = "auto"; // storage may be forbidden
 }
+addEventListener("load", () => {
+  if (!customElements.get("ask-box")) dataset.shown = "failed";
+});

@@ -154,7 +154,7 @@ CODE_CHANGED_MEANWHILE = """
 from pathlib import Path
 from book import site, sources
 
-index, code = Path("notebooks/en/index.md"), Path("book/extension.py")
+index, code = Path("notebooks/en/index.md"), Path("book/directives.py")
 for title in ("# First: ", "# Second: "):
     index.write_text(index.read_text("utf-8").replace("# ", title, 1), "utf-8")
     print(site.render(sources.load()))
