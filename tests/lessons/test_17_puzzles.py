@@ -1,0 +1,788 @@
+"""Lesson 17: its checks refuse what is wrong or wasteful, with the right words, and accept what is right.
+
+Each answer is judged by the lesson's own cells, in this process. All counts are of steps, bytes and micro-batches; no
+test looks at a clock.
+"""
+
+import math
+import threading
+
+import matplotlib
+import pytest
+
+from tests.appended import solutions
+from tests.conftest import BOOK, EDITIONS
+from tests.reading import run_cells
+
+matplotlib.use("agg")  # before anything draws
+
+NAME = "17_puzzles"
+SOLUTIONS = {int(id.removeprefix("exercise-")): code for id, code in solutions(BOOK.source.pages[NAME]).items()}
+NUMBERS = range(1, 10)
+
+
+def changed(number, *pairs):
+    """The solution with some of its text replaced."""
+    answer = SOLUTIONS[number]
+    for old, new in pairs:
+        assert old in answer, (number, old)
+        answer = answer.replace(old, new)
+    return answer
+
+
+# number of the puzzle -> wrong or wasteful answers, each with words of what the check says
+WRONG = {
+    1: [
+        (
+            changed(1, ("math.ceil(len(batch) / rank.ranks)", "len(batch) // rank.ranks")),
+            "returns shape (2, 5), not (3, 5)",
+        ),
+        (
+            """
+def scatter(rank, batch):
+    if rank.number == 0:
+        for other in range(1, rank.ranks):
+            rank.send(batch, other)
+    else:
+        batch = rank.receive(0)
+    size = math.ceil(len(batch) / rank.ranks)
+    return batch[rank.number * size : (rank.number + 1) * size]
+""",
+            "right, but rank 0 sends 2.0 times what is needed",
+        ),
+        (
+            """
+def scatter(rank, batch):
+    if rank.number > 0:
+        return rank.receive(0)
+    chunks = batch.split(math.ceil(len(batch) / rank.ranks))
+    for other, chunk in enumerate(chunks[1:], 1):
+        rank.send(chunk, other)
+    return chunks[0]
+""",
+            "rank 3 waits for rank 0 (which has ended)",
+        ),
+        (
+            """
+box = {}
+
+
+def scatter(rank, batch):
+    if rank.number == 0:
+        box["batch"] = batch
+    batch = box["batch"]
+    size = math.ceil(len(batch) / rank.ranks)
+    return batch[rank.number * size : (rank.number + 1) * size]
+""",
+            "this tensor is in the memory of rank 0",
+        ),
+        (
+            """
+def scatter(rank, batch):
+    size = math.ceil(len(batch) / rank.ranks)
+    return batch[rank.number * size : (rank.number + 1) * size]
+""",
+            "TypeError: object of type 'NoneType' has no len()",
+        ),
+    ],
+    2: [
+        # the mean of means
+        (changed(2, ("gradient * rows", "gradient.clone()"), ("float(rows)", "1.0")), "the largest difference is"),
+        # the sum, not divided
+        (changed(2, ("total / count", "total")), "they are 5 times the right ones"),
+        (
+            """
+def sum_gradients(rank, gradient, rows):
+    for other in range(rank.ranks):
+        if other != rank.number:
+            rank.send(gradient, other)
+            rank.send(torch.tensor(float(rows)), other)
+    total, count = gradient * rows, rows
+    for other in range(rank.ranks):
+        if other != rank.number:
+            gradient, rows = rank.receive(other), rank.receive(other)
+            total, count = total + gradient * rows, count + rows
+    return total / count
+""",
+            "right, but rank 0 sends 2.0 times what is needed",
+        ),
+        # takes all gradients before the numbers of rows: they get mixed up
+        (
+            """
+def sum_gradients(rank, gradient, rows):
+    if rank.number > 0:
+        rank.send(gradient * rows, 0)
+        rank.send(torch.tensor(float(rows)), 0)
+        return None
+    return gradient * rows + sum(
+        rank.receive(other) for other in range(1, rank.ranks)
+    )
+""",
+            "they are 5 times the right ones",
+        ),
+        (changed(2, ("rank.send(count, 0)", "pass")), "rank 0 waits for rank 1 (which has ended)"),
+    ],
+    3: [
+        (
+            changed(3, ("range(1, rank.ranks):\n        rank.send", "range(1, 2):\n        rank.send")),
+            "ValueError: no link to rank 1 of 1",
+        ),
+        (changed(3, ("return rank.receive(0)", "return tensor")), "rank 1 did not receive all that rank 0 sent"),
+        (
+            """
+def add_up(rank, tensor):
+    total = tensor.clone()
+    for other in range(rank.ranks):
+        if other != rank.number:
+            total += rank.receive(other)
+            rank.send(tensor, other)
+    return total
+""",
+            "rank 0 waits for rank 1, rank 1 waits for rank 0",
+        ),
+        # sends every running total to everybody
+        (
+            """
+def add_up(rank, tensor):
+    others = [o for o in range(rank.ranks) if o != rank.number]
+    for other in others:
+        rank.send(tensor, other)
+        rank.send(tensor, other)
+    total = tensor.clone()
+    for other in others:
+        rank.receive(other)
+        total += rank.receive(other)
+    return total
+""",
+            "right, but rank 0 sends 2.0 times what is needed",
+        ),
+        (changed(3, ("return total", "return total / rank.ranks")), "they are 0.5 times the right ones"),
+    ],
+    4: [
+        (SOLUTIONS[3].replace("add_up", "ring"), "times what is needed"),
+        (changed(4, ("tensor.tensor_split(n)", "tensor.chunk(n)")), "IndexError"),
+        # one step short: one part is not complete
+        (
+            changed(
+                4,
+                (
+                    "for step in range(n - 1):\n        rank.send(parts[(r + 1",
+                    "for step in range(n - 2):\n        rank.send(parts[(r + 1",
+                ),
+            ),
+            "the largest difference is",
+        ),
+        # the whole tensor goes round
+        (
+            """
+def ring(rank, tensor):
+    n, r = rank.ranks, rank.number
+    total, moving = tensor.clone(), tensor
+    for step in range(n - 1):
+        rank.send(moving, (r + 1) % n)
+        moving = rank.receive((r - 1) % n)
+        total += moving
+    return total
+""",
+            "right, but rank 0 sends 1.2 times what is needed",
+        ),
+        # receives first
+        (
+            changed(
+                4,
+                (
+                    "        rank.send(parts[(r - step) % n], (r + 1) % n)\n        arrived = rank.receive((r - 1) % n)\n",
+                    "        arrived = rank.receive((r - 1) % n)\n        rank.send(parts[(r - step) % n], (r + 1) % n)\n",
+                ),
+            ),
+            "rank 0 waits for rank 1, rank 1 waits for rank 0",
+        ),
+    ],
+    5: [
+        (
+            changed(5, ("len(bucket) == 2", "len(bucket) == 8")),
+            "right, but it takes 1.4 times what is needed: 24 steps",
+        ),
+        (changed(5, ("len(bucket) == 2", "True")), "right, but it takes 1.5 times what is needed: 25 steps"),
+        # waits at once
+        (
+            changed(
+                5,
+                (
+                    "waits.append(rank.start(all_reduce, rank, torch.cat(bucket)))",
+                    "waits.append(partial(lambda a: a, all_reduce(rank, torch.cat(bucket))))",
+                ),
+            ),
+            "right, but it takes 1.4 times what is needed: 24 steps",
+        ),
+        (changed(5, ("(sums / rank.ranks)", "sums")), "they are 3 times the right ones"),
+        # all rows on all ranks, in place of an all-reduce
+        (
+            """
+def ddp(rank, layers, x, y):
+    x, y = [all_gather(rank, a.view(-1)).view(-1, 6) for a in (x, y)]
+    return list(gradients_of(layers, x, y))
+""",
+            "right, but it takes 2.0 times what is needed",
+        ),
+        # another backward pass, past the given layers
+        (
+            """
+def ddp(rank, layers, x, y):
+    output = x
+    for weights in layers:
+        weights.requires_grad_()
+        output = torch.tanh(output @ weights.view(6, 6))
+    loss_of(output, y).backward()
+    gradients = torch.cat([weights.grad for weights in layers[::-1]])
+    return list((all_reduce(rank, gradients) / rank.ranks).split(36))
+""",
+            "right, but the layers worked for 0 steps, not 16",
+        ),
+    ],
+    6: [
+        # every rank keeps all of Adam's numbers
+        (
+            """
+def sharded_adam(rank, weights, batches):
+    part = weights.double()
+    first, second = torch.zeros_like(part), torch.zeros_like(part)
+    for step, (x, y) in enumerate(batches, 1):
+        gradient = all_reduce(rank, gradient_of(part.float(), x, y))
+        adam(part, gradient / rank.ranks, first, second, step)
+    return part.float()
+""",
+            "right, but rank 0 holds, beyond what it was given,",
+        ),
+        (
+            changed(6, ("reduce_scatter(rank, gradient)", "all_reduce(rank, gradient).chunk(rank.ranks)[rank.number]")),
+            "right, but rank 0 sends 1.5 times what is needed",
+        ),
+        (
+            changed(6, ("reduce_scatter(rank, gradient)", "gradient.chunk(rank.ranks)[rank.number]")),
+            "the largest difference is",
+        ),
+        (changed(6, ("enumerate(batches, 1)", "enumerate(batches)")), "the largest difference is nan"),
+        # never gathers: the other parts stay as they were
+        (
+            changed(
+                6,
+                (
+                    "        weights = all_gather(rank, part.float())\n",
+                    "        weights.chunk(rank.ranks)[rank.number].copy_(part)\n",
+                ),
+            ),
+            "the largest difference is",
+        ),
+        # gathers in float64
+        (
+            changed(6, ("all_gather(rank, part.float())", "all_gather(rank, part).float()")),
+            "right, but rank 0 sends 1.5 times what is needed",
+        ),
+        # Adam's numbers for all weights, though only a part of them is used
+        (
+            changed(
+                6,
+                (
+                    "torch.zeros_like(part), torch.zeros_like(part)",
+                    "*[torch.zeros(len(weights), dtype=torch.float64).chunk(rank.ranks)[rank.number] for _ in range(2)],",
+                ),
+                (
+                    "    part = weights.chunk(rank.ranks)[rank.number].double()",
+                    "    part = weights.double().chunk(rank.ranks)[rank.number]",
+                ),
+            ),
+            "right, but rank 0 holds, beyond what it was given,",
+        ),
+        # all rows on all ranks, in place of a reduce-scatter
+        (
+            changed(
+                6,
+                (
+                    "gradient = gradient_of(weights, x, y)",
+                    "x, y = [all_gather(rank, a.view(-1)).view(-1, 48) for a in (x, y)]\n        gradient = gradient_of(weights, x, y)",
+                ),
+                ("reduce_scatter(rank, gradient) / rank.ranks", "gradient.chunk(rank.ranks)[rank.number]"),
+            ),
+            "right, but it takes 8.0 times what is needed",
+        ),
+    ],
+    7: [
+        # autograd keeps every layer whole
+        (
+            """
+def sharded_step(rank, shards, x, y):
+    layers = []
+    for shard in shards:
+        layers.append(all_gather(rank, shard).requires_grad_())
+        x = layer(layers[-1], x)
+    loss_of(x, y).backward()
+    return [
+        reduce_scatter(rank, weights.grad) / rank.ranks for weights in layers
+    ]
+""",
+            "right, but rank 0 holds, beyond what it was given,",
+        ),
+        # gathers all at once
+        (
+            changed(
+                7,
+                ("    inputs = []\n", "    inputs, whole = [], [all_gather(rank, s) for s in shards]\n"),
+                ("for shard in shards:", "for weights in whole:"),
+                ("all_gather(rank, shard), x)", "weights, x)"),
+                ("all_gather(rank, shard).requires_grad_()", "whole.pop().detach().requires_grad_()"),
+            ),
+            "right, but rank 0 holds, beyond what it was given,",
+        ),
+        (
+            changed(
+                7,
+                (
+                    "reduce_scatter(rank, of_weights)",
+                    "all_reduce(rank, of_weights).chunk(rank.ranks)[rank.number].clone()",
+                ),
+            ),
+            "right, but rank 0 sends 1.3 times what is needed",
+        ),
+        # all rows on all ranks, in place of a reduce-scatter
+        (
+            changed(
+                7,
+                (
+                    "    inputs = []\n",
+                    "    inputs = []\n    x, y = [all_gather(rank, a.view(-1)).view(-1, 24) for a in (x, y)]\n",
+                ),
+                ("reduce_scatter(rank, of_weights) / rank.ranks", "of_weights.chunk(rank.ranks)[rank.number].clone()"),
+            ),
+            "right, but rank 0 holds, beyond what it was given,",
+        ),
+        (changed(7, ("results[::-1]", "results")), "returns wrong numbers, tensor 0"),
+        (
+            changed(7, ("reduce_scatter(rank, of_weights)", "of_weights.chunk(rank.ranks)[rank.number]")),
+            "the largest difference is",
+        ),
+    ],
+    8: [
+        (
+            """
+def gpipe(rank, stage, m, inputs, targets):
+    for i in range(m):
+        backward(rank, *forward(rank, stage, i, m, inputs, targets))
+    return [weight.grad for weight in stage.parameters()]
+""",
+            "right, but it takes 2.9 times what is needed: 64 steps",
+        ),
+        (changed(8, (" / m\n", "\n")), "they are 2 times the right ones"),
+        (changed(8, (".requires_grad_()", "")), "TypeError: only tensors can be sent, not None"),
+        # the whole batch in one piece
+        (
+            """
+def gpipe(rank, stage, m, inputs, targets):
+    first, last = rank.number == 0, rank.number == rank.ranks - 1
+    x = torch.cat(inputs) if first else rank.receive(rank.number - 1)
+    output = stage(x.requires_grad_())
+    if last:
+        loss_of(output, torch.cat(targets)).backward()
+    else:
+        rank.send(output, rank.number + 1)
+        output.backward(rank.receive(rank.number + 1))
+    if not first:
+        rank.send(x.grad, rank.number - 1)
+    return [weight.grad for weight in stage.parameters()]
+""",
+            "right, but it takes 2.9 times what is needed: 64 steps",
+        ),
+        # past the stage, so that no step is counted
+        (changed(8, ("stage(x)", "nn.Sequential.forward(stage, x)")), "right, but the layers worked for 0 steps"),
+    ],
+    9: [
+        (changed(8, ("gpipe", "one_f_one_b")), "right, but rank 0 holds 3.0 times what is needed: 12 micro-batches"),
+        # p + 1 on the first stage, or on each but the last: a stage can hold no more than the one before it
+        (
+            changed(
+                9, ("rank.ranks - rank.number, []", "rank.ranks - rank.number + (rank.number < rank.ranks - 1), []")
+            ),
+            "right, but rank 0 holds 1.2 times what is needed: 5 micro-batches, needed 4, allowed 4.",
+        ),
+        (
+            changed(9, ("rank.ranks - rank.number, []", "rank.ranks + 1 if rank.number < rank.ranks - 1 else 1, []")),
+            "right, but rank 0 holds 1.2 times what is needed: 5 micro-batches, needed 4, allowed 4.",
+        ),
+        # outputs are kept after their backward pass
+        (
+            changed(
+                9,
+                ("ahead, held =", "kept, ahead, held = [], "),
+                ("        held.append(", "        kept.append(held[-1] if held else None)\n        held.append("),
+            ),
+            "right, but rank 1 holds, beyond what it was given,",
+        ),
+        (
+            changed(9, ("rank.ranks - rank.number, []", "1, []")),
+            "right, but it takes 3.2 times what is needed: 96 steps",
+        ),
+        # the last stage, too, waits until it has p micro-batches
+        (changed(9, ("rank.ranks - rank.number, []", "rank.ranks, []")), "it takes 2.6 times what is needed: 78 steps"),
+        # recomputes: little memory, too many steps
+        (
+            """
+def one_f_one_b(rank, stage, m, inputs, targets):
+    first, last = rank.number == 0, rank.number == rank.ranks - 1
+    held = []
+    for i in range(m):
+        x = inputs[i] if first else rank.receive(rank.number - 1)
+        held.append(x)
+        if not last:
+            with torch.no_grad():
+                rank.send(stage(x), rank.number + 1)
+    for i in range(m):
+        x = held.pop(0).requires_grad_()
+        output = stage(x)
+        if last:
+            (loss_of(output, targets[i]) / m).backward()
+        else:
+            output.backward(rank.receive(rank.number + 1))
+        if not first:
+            rank.send(x.grad, rank.number - 1)
+    return [weight.grad for weight in stage.parameters()]
+""",
+            "Also, it takes",
+        ),
+        # backward with the newest, not the oldest
+        (changed(9, ("held.pop(0)", "held.pop()")), "the largest difference is"),
+        # the last stage wants to be ahead, too: it waits for itself
+        (
+            changed(
+                9,
+                (
+                    "            backward(rank, *held.pop(0))\n        held.append(forward(rank, stage, i, m, inputs, targets))",
+                    "            held.pop(0)\n        held.append(forward(rank, stage, i, m, inputs, targets))",
+                ),
+            ),
+            "waits for rank 1 (which has ended)",
+        ),
+    ],
+}
+# right answers by other ways
+OTHER_WAYS = {
+    1: [
+        """
+def scatter(rank, batch):  # every rank is told the number of rows, too
+    if rank.number == 0:
+        chunks = list(batch.split(-(-len(batch) // rank.ranks)))
+        chunks += [batch[:0]] * (rank.ranks - len(chunks))
+        for other in range(1, rank.ranks):
+            rank.send(torch.tensor(len(chunks[other])), other)
+            rank.send(chunks[other], other)
+        return chunks[0]
+    rank.receive(0)
+    return rank.receive(0)
+"""
+    ],
+    2: [
+        """
+def sum_gradients(rank, gradient, rows):  # the rows travel with the gradient
+    mine = torch.cat([gradient, torch.tensor([1.0])]) * rows
+    if rank.number:
+        rank.send(mine, 0)
+    else:
+        for other in range(1, rank.ranks):
+            mine = mine + rank.receive(other)
+        return mine[:-1] / mine[-1]
+"""
+    ],
+    3: [
+        """
+def add_up(rank, tensor):  # all to all
+    others = [o for o in range(rank.ranks) if o != rank.number]
+    for other in others:
+        rank.send(tensor, other)
+    return sum([rank.receive(other) for other in others], tensor)
+""",
+        """
+def add_up(rank, tensor):  # along a chain and back
+    n, r = rank.ranks, rank.number
+    if r > 0:
+        tensor = tensor + rank.receive(r - 1)
+    if r < n - 1:
+        rank.send(tensor, r + 1)
+        tensor = rank.receive(r + 1)
+    if r > 0:
+        rank.send(tensor, r - 1)
+    return tensor
+""",
+    ],
+    4: [
+        """
+def ring(rank, tensor):  # padded, in place
+    n, r, size = rank.ranks, rank.number, len(tensor)
+    parts = nn.functional.pad(tensor, (0, -size % n)).view(n, -1)
+    for step in range(n - 1):
+        rank.send(parts[(r - step) % n], (r + 1) % n)
+        parts[(r - step - 1) % n] += rank.receive((r - 1) % n)
+    for step in range(n - 1):
+        rank.send(parts[(r - step + 1) % n], (r + 1) % n)
+        parts[(r - step) % n] = rank.receive((r - 1) % n)
+    return parts.view(-1)[:size]
+""",
+        """
+def ring(rank, tensor):  # directly, from rank to rank
+    n, r = rank.ranks, rank.number
+    parts = list(tensor.tensor_split(n))
+    others = [o for o in range(n) if o != r]
+    for other in others:
+        rank.send(parts[other], other)
+    for other in others:
+        parts[r] = parts[r] + rank.receive(other)
+    for other in others:
+        rank.send(parts[r], other)
+    for other in others:
+        parts[other] = rank.receive(other)
+    return torch.cat(parts)
+""",
+    ],
+    5: [
+        """
+def ddp(rank, layers, x, y):  # sends at once, receives at the end
+    others = [o for o in range(rank.ranks) if o != rank.number]
+    gradients = []
+    for gradient in gradients_of(layers, x, y):
+        gradients.append(gradient)
+        for other in others:
+            rank.send(gradient, other)
+    for other in others:
+        for number in range(len(gradients)):
+            gradients[number] = gradients[number] + rank.receive(other)
+    return [gradient / rank.ranks for gradient in gradients]
+""",
+        changed(5, ("len(bucket) == 2", "len(bucket) == 4")),
+        changed(5, ("all_reduce, rank", "ring, rank")),
+    ],
+    6: [
+        """
+def sharded_adam(rank, weights, batches):  # nothing is freed early
+    n, r = rank.ranks, rank.number
+    part = weights.view(n, -1)[r].double()
+    first, second = torch.zeros_like(part), torch.zeros_like(part)
+    for step, (x, y) in enumerate(batches):
+        gradient = gradient_of(weights, x, y) / n
+        mean = reduce_scatter(rank, gradient)
+        adam(part, mean, first, second, step + 1)
+        others = [o for o in range(n) if o != r]
+        for other in others:
+            rank.send(part.float(), other)
+        parts = [part.float() if o == r else rank.receive(o) for o in range(n)]
+        weights = torch.cat(parts)
+    return weights
+"""
+    ],
+    7: [
+        """
+def sharded_step(rank, shards, x, y):  # with torch's checkpoint, more or less
+    class Gathered(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard, x):
+            ctx.save_for_backward(shard, x)
+            return layer(all_gather(rank, shard), x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            shard, x = ctx.saved_tensors
+            with torch.enable_grad():
+                weights = all_gather(rank, shard).requires_grad_()
+                x = x.detach().requires_grad_()
+                output = layer(weights, x)
+            of_weights, of_x = torch.autograd.grad(
+                output, [weights, x], gradient
+            )
+            return reduce_scatter(rank, of_weights) / rank.ranks, of_x
+
+    for shard in shards:
+        x = Gathered.apply(shard.requires_grad_(), x)
+    loss_of(x, y).backward()
+    return [shard.grad for shard in shards]
+"""
+    ],
+    8: [
+        """
+def gpipe(rank, stage, m, inputs, targets):  # back in the reverse order
+    held = [forward(rank, stage, i, m, inputs, targets) for i in range(m)]
+    while held:
+        backward(rank, *held.pop())
+    return [weight.grad for weight in stage.parameters()]
+""",
+        changed(9, ("one_f_one_b", "gpipe")),
+    ],
+    9: [
+        """
+def one_f_one_b(rank, stage, m, inputs, targets):  # as Megatron has it
+    held, done = [], 0
+    warm = min(rank.ranks - rank.number - 1, m)
+    for i in range(warm):
+        held.append(forward(rank, stage, i, m, inputs, targets))
+    for i in range(warm, m):
+        held.append(forward(rank, stage, i, m, inputs, targets))
+        x, output = held.pop(0)
+        backward(rank, x, output)
+    for x, output in held:
+        backward(rank, x, output)
+    return [weight.grad for weight in stage.parameters()]
+""",
+        """
+def one_f_one_b(rank, stage, m, inputs, targets):  # p on their way everywhere
+    last, held = rank.number == rank.ranks - 1, []
+    for i in range(m):
+        held.append(forward(rank, stage, i, m, inputs, targets))
+        if last or len(held) == rank.ranks - rank.number:
+            backward(rank, *held.pop(0))
+    for both in held:
+        backward(rank, *both)
+    return [weight.grad for weight in stage.parameters()]
+""",
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=EDITIONS)
+def edition(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def lesson(edition):
+    """The variables that the lesson leaves, unanswered."""
+    return run_cells(f"{edition}/{NAME}", [cell.id for cell in BOOK.page(f"{edition}/{NAME}").code])
+
+
+@pytest.fixture(scope="module")
+def solved(edition, lesson):
+    """The same, with the solutions of this edition: some answers use those of other puzzles."""
+    variables = dict(lesson)
+    for code in solutions(BOOK.page(f"{edition}/{NAME}")).values():
+        exec(code, variables)
+    return variables
+
+
+@pytest.fixture
+def judge(edition, capsys):
+    """Calls a puzzle's check after an answer, or without one; returns what it prints, and shows no figure."""
+    checks = {cell.id: cell.source for cell in BOOK.page(f"{edition}/{NAME}").code}
+
+    def judge(variables, number, answer=""):
+        variables = dict(variables)
+        exec(answer, variables)
+        exec(checks[f"exercise-{number}-check"], variables)
+        variables["plt"].close("all")
+        return capsys.readouterr().out
+
+    return judge
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_unanswered(lesson, judge, edition, number):
+    words = {"en": f"Exercise {number}: no answer yet\n", "zh": f"练习 {number}：还没有作答\n"}
+    assert judge(lesson, number) == words[edition]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_solution(solved, judge, number):
+    assert judge(solved, number).startswith("✓")
+
+
+def cases(answers):
+    return [pytest.param(n, one, id=f"{n}-{index}") for n in NUMBERS for index, one in enumerate(answers[n])]
+
+
+@pytest.fixture
+def undrawn(lesson, monkeypatch):
+    """Figures take longer than the runs that they show."""
+    monkeypatch.setitem(lesson, "draw", lambda *arguments: None)
+
+
+@pytest.mark.parametrize("number, answer", cases(OTHER_WAYS))
+def test_other_ways(solved, judge, undrawn, number, answer):
+    assert judge(solved, number, answer).startswith("✓")
+
+
+@pytest.mark.parametrize("number, wrong", cases(WRONG))
+def test_wrong_or_wasteful(solved, judge, undrawn, edition, number, wrong):
+    answer, words = wrong
+    printed = judge(solved, number, answer)
+    assert printed.startswith("✗") and printed.count("\n") == 1
+    assert edition != "en" or words in printed
+
+
+@pytest.fixture(scope="module")
+def english():
+    return run_cells(f"en/{NAME}", [cell.id for cell in BOOK.page(f"en/{NAME}").code])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_runs_repeat(english, ranks):
+    """The same clock, the same order, the same memory at each moment."""
+    variables = dict(english)
+    for number in (8, 9):
+        exec(SOLUTIONS[number], variables)
+
+    def once():
+        arguments = variables["pipeline_case"](ranks, 12).arguments
+        run = variables["run"](variables["one_f_one_b"], *arguments, link=math.inf)
+        return run.steps, run.transfers, [rank.line for rank in run.ranks]
+
+    assert once() == once()
+
+
+def threads():
+    """Those that are still there, but for this one; the last of a run may be in its last instructions."""
+    for thread in threading.enumerate():
+        if thread.name.endswith("(live)"):
+            thread.join(5)
+    return [thread for thread in threading.enumerate() if thread.name.endswith("(live)")]
+
+
+@pytest.mark.parametrize(
+    "function, ranks, words",
+    [
+        (lambda rank: 1 / (1 - rank.number), 2, "rank 1: ZeroDivisionError: division by zero"),
+        (lambda rank: rank.send("text", 1 - rank.number), 2, "rank 0: TypeError: only tensors can be sent, not 'text'"),
+        (lambda rank: rank.send(None, 2), 2, "rank 0: ValueError: no link to rank 2 of 2"),
+        (lambda rank: rank.receive(rank.number), 2, "rank 0: ValueError: no link to rank 0 of 2"),
+        (
+            lambda rank: rank.receive((rank.number + 1) % 3),
+            3,
+            "rank 0 waits for rank 1, rank 1 waits for rank 2, rank 2 waits for rank 0",
+        ),
+        (
+            lambda rank: rank.receive(0) if rank.number else None,
+            3,
+            "rank 1 waits for rank 0 (which has ended), rank 2 waits for rank 0 (which has ended)",
+        ),
+    ],
+)
+def test_failures_are_the_same_each_time_and_end_all_threads(english, function, ranks, words):
+    for _ in range(3):
+        with pytest.raises(english["RankError"]) as failure:
+            english["run"](function, *[[]] * ranks)
+        assert str(failure.value) == words
+    assert not threads()
+
+
+def test_a_tensor_of_the_notebook_belongs_to_the_first_rank_that_uses_it(english):
+    shared = english["torch"].ones(3)
+    with pytest.raises(english["RankError"], match="this tensor is in the memory of rank 0"):
+        english["run"](lambda rank: shared + 1, [], [])
+
+
+def test_a_run_ends_its_threads(english):
+    finished = english["run"](english["exchange"], *[[english["torch"].ones(4)]] * 2)
+    assert [result.tolist() for result in finished.results] == [[2.0] * 4] * 2
+    assert not threads()
+
+
+def test_numbers_of_the_prose(english):
+    """What the hints and solutions say of steps."""
+    variables = dict(english)
+    for size, expected in ((2, 18), (8, 24), (1, 25)):
+        exec(changed(5, ("len(bucket) == 2", f"len(bucket) == {size}")), variables)
+        trial = english["ddp_case"](2)
+        assert english["run"](variables["ddp"], *trial.arguments, link=trial.link).steps == expected
