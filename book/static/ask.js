@@ -39,7 +39,7 @@ function say(name, values = {}) {
 
 // What one has typed, as entries: numbers where they are some, other words in small letters.
 function entries(text) {
-  const plain = text.normalize("NFKC").replaceAll("−", "-").replaceAll("、", ",");
+  const plain = text.normalize("NFKC").replaceAll("−", "-").replaceAll("、", ",").replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,");
   return plain.split(/[\s,;[\](){}"'“”]+/).filter(Boolean).map((word) => {
     const [, above, below] = /^(-?[\d.]+)\/([\d.]+)$/.exec(word) ?? [];
     const number = below ? above / below : Number(word.replace(/%$/, ""));
@@ -65,7 +65,7 @@ function shown(value) {
 // What is to be said of an answer: {words, right}, or {problem} if it cannot be read. `it` is the truth in words.
 function judged({ kind, right }, text, exercise, it) {
   const [truth] = right;
-  if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }) };
+  if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }), none: true };
   const given = entries(kind === "number" ? text.replace(/,(?=\d{3}(?!\d))/g, "") : text); // 163,840 is one number
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
@@ -141,7 +141,7 @@ class AskBox extends HTMLElement {
       const found = judged(truth, given[i], this.exercise, label?.textContent.trim() ?? shown(truth.right[0]));
       for (const input of inputs) input.ariaInvalid = found.problem ? "true" : null;
       verdict.textContent = found.problem ?? found.words;
-      verdict.className = `ask-verdict ${found.right ? "ask-right" : found.problem ? "" : "ask-wrong"}`;
+      verdict.className = `ask-verdict ${found.right ? "ask-right" : found.problem || found.none ? "" : "ask-wrong"}`;
       return found;
     });
     const hint = this.querySelector(".ask-hint");

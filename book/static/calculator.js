@@ -32,8 +32,8 @@ class LessonCalculator extends HTMLElement {
   changed(target) {
     if (target.name === "preset") this.put(this.presets[target.value] ?? {});
     else if (this.form.elements.preset) this.form.elements.preset.value = "";
-    if (!this.update()) return;
     clearTimeout(this.later);
+    if (!this.update()) return;
     this.later = setTimeout(() => this.tell(), 400); // not at each letter
   }
 
@@ -52,7 +52,7 @@ class LessonCalculator extends HTMLElement {
   // NaN is what does not count: no number, too small, or not whole where it must be.
   valueOf(input) {
     if (input.type === "checkbox") return input.checked;
-    const text = input.value.normalize("NFKC").trim();
+    const text = input.value.normalize("NFKC").trim().replace(/,(?=\d{3}(?!\d))/g, "");
     if (input.tagName === "SELECT") return Number.isNaN(Number(text)) ? text : Number(text);
     const number = text ? Number(text) : NaN;
     const counts = Number.isFinite(number) && number >= Number(input.dataset.least) && number <= 1e15;
