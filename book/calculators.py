@@ -74,7 +74,7 @@ def about(lesson: Lesson, cell: Cell, values: list[Any]) -> dict[str, Any]:
     """What a page knows of the calculator."""
     known = cell.metadata["calculator"]
     presets = values[-1] if "presets" in known else None
-    return {"vary": None, **known, "presets": presets, "lesson": lesson.name, "cell": cell.id}
+    return {"vary": None, **known, "presets": presets, "scripts": [f"{lesson.name}.js"], "cell": cell.id}
 
 
 def script(lesson: Lesson, cell: Cell, values: list[Any]) -> str:

@@ -30,7 +30,14 @@ def add_directives(app: Sphinx, book: Book, edition: Edition) -> None:
         app.add_directive(name, directive)
 
 
-class LessonTable(SphinxDirective):
+class Scripted(SphinxDirective):
+    """What a page's scripts bring to life; each is loaded once in a page."""
+
+    def scripts(self, *names: str) -> None:
+        self.env.metadata[self.env.docname].setdefault("scripts", []).extend(names)
+
+
+class LessonTable(Scripted):
     """A table of all lessons: topic, and the question that its title asks."""
 
     book: ClassVar[Book]
@@ -48,18 +55,20 @@ class LessonTable(SphinxDirective):
             lines.append(f"| [{name}]({lesson.file}) {solved} | {title} | {source.minutes} |")
         box = nodes.Element()
         self.state.nested_parse(StringList(lines, self.env.docname), self.content_offset, box)
+        self.scripts("ask.js")
         kept = self.env.app.builder.templates.render("kept-answers.html", {})
         return [*box.children, nodes.raw("", kept, format="html")]
 
 
-class SplitExplorer(SphinxDirective):
+class SplitExplorer(Scripted):
     """The split explorer: who gets which rows of a batch."""
 
     def run(self) -> list[nodes.Node]:
+        self.scripts("explorer.js")
         return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", {}), format="html")]
 
 
-class Played(SphinxDirective):
+class Played(Scripted):
     """What is made by a template; the directive's content is what the template is to know, as JSON."""
 
     has_content = True
@@ -67,12 +76,14 @@ class Played(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         about = json.loads("\n".join(self.content))
-        return [nodes.raw("", self.env.app.builder.templates.render(self.template, about), format="html")]
+        self.scripts(*about.get("scripts", []), f"{self.template}.js")
+        html = self.env.app.builder.templates.render(f"{self.template}.html", about)
+        return [nodes.raw("", html, format="html")]
 
 
 class LessonCalculator(Played):
-    template = "calculator.html"
+    template = "calculator"
 
 
 class StepPlayer(Played):
-    template = "player.html"
+    template = "player"

@@ -199,7 +199,13 @@ class Pages:
             "minutes": lesson and self.book.source.pages[lesson.name].minutes,
             "exercises": lesson and len(lesson.exercises),
             "asks": bool(lesson and facts[name]["asks"]),
+            "scripts": self.scripts(facts[name]) if name in facts else [],
         }
+
+    def scripts(self, facts: dict[str, Any]) -> list[str]:
+        """The scripts of what a page has to answer and to play with, each once, after what they share."""
+        names = [*(["ask.js"] if facts["asks"] else []), *facts.get("scripts", [])]
+        return ["shared.js", *dict.fromkeys(names)] if names else []
 
     def write_downloads(self, app: Sphinx, exception: Exception | None) -> None:
         """Each lesson as a notebook without outputs, and as a script; and what is searched in pages opened from files."""

@@ -14,13 +14,16 @@ from .model import Cell
 
 
 def expressions(cell: Cell) -> list[str]:
-    """What the kernel is to be asked."""
-    return [cell.metadata["player"]["recording"]] if "player" in cell.metadata else []
+    """What the kernel is to be asked: the devices as pairs, for the order of keys is lost in a file."""
+    if "player" not in cell.metadata:
+        return []
+    recording = cell.metadata["player"]["recording"]
+    return [f"[[sentence, line, [*held.items()]] for sentence, line, held in {recording}]"]
 
 
 def about(name: str, cell: Cell, values: list[Any]) -> dict[str, Any]:
     """What a page knows of the player of a cell."""
-    steps = [{"sentence": sentence, "line": line, "held": held} for sentence, line, held in values[0]]
+    steps = [{"sentence": sentence, "line": line, "held": dict(held)} for sentence, line, held in values[0]]
     devices = list(steps[0]["held"])
     return {"title": cell.metadata["player"]["title"], "id": cell.id, "devices": devices, "steps": steps}
 

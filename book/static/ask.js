@@ -5,36 +5,15 @@
 const KEPT = "answer:";
 const ALL = "show-all"; // the switch that keeps nothing back
 
-const kept = {
-  read(key) {
-    try {
-      return JSON.parse(localStorage.getItem(key));
-    } catch {
-      return null; // forbidden, or not ours
-    }
-  },
-  write(key, value) {
-    try {
-      localStorage.setItem(key, JSON.stringify(value));
-      return true;
-    } catch {
-      return false; // forbidden, or full
-    }
-  },
-  answers() {
-    try {
-      const keys = Object.keys(localStorage).filter((key) => key.startsWith(KEPT));
-      return Object.fromEntries(keys.map((key) => [key.slice(KEPT.length), this.read(key)]));
-    } catch {
-      return {};
-    }
-  },
-};
+function keptAnswers() {
+  const keys = kept.keys().filter((key) => key.startsWith(KEPT));
+  return Object.fromEntries(keys.map((key) => [key.slice(KEPT.length), kept.read(key)]));
+}
 
 // A sentence of the page's language, such as "It is %(truth)s.", with its values.
 function say(name, values = {}) {
   say.words ??= JSON.parse(document.querySelector("#ask-words").textContent);
-  return say.words[name].replace(/%\((\w+)\)s/g, (_, key) => values[key]);
+  return filled(say.words[name], values);
 }
 
 // What one has typed, as entries: numbers where they are some, other words in small letters.
@@ -196,7 +175,7 @@ class ShowAll extends HTMLElement {
 class SolvedCount extends HTMLElement {
   update() {
     const { lesson, all } = this.dataset;
-    const names = Object.entries(kept.answers()).filter(([name, answer]) => answer?.right && name.startsWith(lesson));
+    const names = Object.entries(keptAnswers()).filter(([name, answer]) => answer?.right && name.startsWith(lesson));
     const exercises = names.filter(([name]) => name.slice(lesson.length).startsWith("/exercise-"));
     this.textContent = exercises.length ? say("solved", { right: exercises.length, all }) : "";
   }
@@ -206,7 +185,7 @@ class SolvedCount extends HTMLElement {
 class KeptAnswers extends HTMLElement {
   take() {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([JSON.stringify(kept.answers(), null, 1)], { type: "application/json" }));
+    link.href = URL.createObjectURL(new Blob([JSON.stringify(keptAnswers(), null, 1)], { type: "application/json" }));
     link.download = "answers.json";
     link.click();
     URL.revokeObjectURL(link.href);
@@ -214,7 +193,7 @@ class KeptAnswers extends HTMLElement {
 
   erase() {
     if (!confirm(say("erase"))) return;
-    for (const name of Object.keys(kept.answers())) localStorage.removeItem(KEPT + name);
+    for (const name of Object.keys(keptAnswers())) localStorage.removeItem(KEPT + name);
     for (const count of document.querySelectorAll("solved-count")) count.update();
     this.querySelector("[role=status]").textContent = say("erased");
   }

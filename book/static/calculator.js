@@ -14,9 +14,9 @@ class LessonCalculator extends HTMLElement {
 
   // An address ends in, for example, #calculator-choose?gpus=8&billions=7
   readAddress() {
-    const [id, query] = location.hash.slice(1).split("?");
-    if (id !== this.id || !query) return false;
-    this.put(Object.fromEntries(new URLSearchParams(query)));
+    const values = addressOf(this);
+    if (!values) return false;
+    this.put(Object.fromEntries(values));
     this.update();
     this.scrollIntoView({ behavior: "instant" });
     return true;
@@ -40,11 +40,7 @@ class LessonCalculator extends HTMLElement {
   // In the address, and to those who listen.
   tell() {
     const values = new URLSearchParams(this.inputs.map((input) => [input.name, this.valueOf(input)]));
-    try {
-      history.replaceState(null, "", `#${this.id}?${values}`);
-    } catch {
-      // Safari allows 100 changes in half a minute; the next one will do.
-    }
+    keepAddress(`#${this.id}?${values}`);
     const words = [...this.querySelectorAll("dt")].map((term) => `${term.textContent}: ${term.nextElementSibling.textContent}`);
     this.querySelector("[role=status]").textContent = words.join("; ");
   }
@@ -95,24 +91,15 @@ class LessonCalculator extends HTMLElement {
       return [[input.parentElement.firstChild.textContent.trim(), ...results]];
     });
     const most = Math.max(...rows.flatMap(([, ...results]) => results.filter((each) => typeof each === "number")));
-    body.replaceChildren(
-      ...rows.map(([name, ...results]) => {
-        const row = document.createElement("tr");
-        const head = document.createElement("th");
-        head.scope = "row";
-        head.textContent = name;
-        row.append(head, ...results.map((result) => this.bar(result, most, place)));
-        return row;
-      }),
-    );
-  }
-
-  bar(result, most, place) {
-    const cell = document.createElement("td");
-    cell.textContent = this.shown(result, place);
-    const length = typeof result === "number" ? (100 * result) / most : 0;
-    cell.style.backgroundSize = `${length}% 100%`;
-    return cell;
+    body.replaceChildren();
+    for (const [name, ...results] of rows) {
+      const row = add(body, "tr");
+      add(row, "th", { scope: "row" }, name);
+      for (const result of results) {
+        const cell = add(row, "td", {}, this.shown(result, place));
+        cell.style.backgroundSize = `${typeof result === "number" ? (100 * result) / most : 0}% 100%`;
+      }
+    }
   }
 }
 

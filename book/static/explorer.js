@@ -50,7 +50,7 @@ class SplitExplorer extends HTMLElement {
     form.addEventListener("submit", (event) => event.preventDefault());
     this.fields = {};
     for (const key of ["rows", "gpus"]) {
-      const label = add(form, "label", {}, "");
+      const label = add(form, "label");
       const name = add(label, "span", {}, words[key]);
       add(label, "span", { class: "page-note" }, filled(words.limits, { most: MOST[key] }));
       const number = add(label, "input", { type: "number", min: 1, max: MOST[key], inputmode: "numeric" });
@@ -65,16 +65,16 @@ class SplitExplorer extends HTMLElement {
       });
       this.fields[key] = { name, number, slider };
     }
-    const choice = add(form, "fieldset", {});
+    const choice = add(form, "fieldset");
     add(choice, "legend", {}, words.dim);
     this.dims = [0, 1].map((dim) => {
-      const label = add(choice, "label", {});
+      const label = add(choice, "label");
       const radio = add(label, "input", { type: "radio", name: "dim", value: dim });
       add(label, "span", {}, `dim=${dim}`);
       radio.addEventListener("change", () => this.change("dim", dim));
       return radio;
     });
-    this.shape = add(this, "p", {});
+    this.shape = add(this, "p");
     this.strip = add(this, "div", { class: "explorer-strip", "aria-hidden": "true" });
     this.scale = add(this, "p", { class: "page-note" });
     this.law = add(this, "ul", { class: "explorer-law" });
@@ -94,11 +94,7 @@ class SplitExplorer extends HTMLElement {
   // In the address, which can be sent to others, and to those who listen.
   tell() {
     const { rows, gpus, dim } = this.state;
-    try {
-      history.replaceState(null, "", `#rows=${rows}&gpus=${gpus}&dim=${dim}`);
-    } catch {
-      // Safari allows 100 changes in half a minute; the next one will do.
-    }
+    keepAddress(`#rows=${rows}&gpus=${gpus}&dim=${dim}`);
     if (this.said === this.sentence()) return;
     this.status.textContent = this.said = this.sentence();
   }
@@ -147,8 +143,8 @@ class SplitExplorer extends HTMLElement {
       const idle = gpu >= chunks.length;
       const part = add(this.strip, "div", { class: idle ? "explorer-idle" : `explorer-gpu explorer-gpu-${gpu % 8}` });
       add(part, "b", {}, `GPU ${gpu}`);
-      const cells = add(part, "span", {});
-      for (let row = 0; row < (chunks[gpu] ?? 0); row += scale) add(cells, "i", {});
+      const cells = add(part, "span");
+      for (let row = 0; row < (chunks[gpu] ?? 0); row += scale) add(cells, "i");
       add(part, "span", {}, idle ? this.words.idle : String(chunks[gpu]));
     }
   }
@@ -156,12 +152,12 @@ class SplitExplorer extends HTMLElement {
   showTable(chunks, gpus, shapeOf) {
     const { words } = this;
     this.table.replaceChildren();
-    const head = add(add(this.table, "thead", {}), "tr", {});
+    const head = add(add(this.table, "thead"), "tr");
     for (const title of words.table) add(head, "th", { scope: "col" }, title);
-    const body = add(this.table, "tbody", {});
+    const body = add(this.table, "tbody");
     let start = 0;
     for (let gpu = 0; gpu < gpus; gpu++) {
-      const line = add(body, "tr", {});
+      const line = add(body, "tr");
       add(line, "th", { scope: "row" }, String(gpu));
       const size = chunks[gpu];
       const texts = size ? [start, start + size - 1, `(${shapeOf(size)})`] : ["–", "–", words.idle];
@@ -170,19 +166,6 @@ class SplitExplorer extends HTMLElement {
     }
     this.box.tabIndex = this.box.scrollHeight > this.box.clientHeight ? 0 : -1;
   }
-}
-
-// A sentence such as "Chunks: %(chunks)s" with its values.
-function filled(sentence, values) {
-  return sentence.replace(/%\((\w+)\)s/g, (_, name) => values[name]).replace("%%", "%");
-}
-
-function add(parent, tag, attributes, text) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text) element.textContent = text;
-  parent.append(element);
-  return element;
 }
 
 customElements.define("split-explorer", SplitExplorer);

@@ -8,7 +8,11 @@ class StepPlayer extends HTMLElement {
       const line = what.querySelector("code")?.textContent ?? "";
       return { sentence: what.firstChild.textContent, line, held: held.map((cell) => cell.textContent) };
     });
-    this.querySelector(".player-devices").append(...names.map((name) => this.device(name)));
+    for (const name of names) {
+      const box = add(this.querySelector(".player-devices"), "section");
+      add(box, "b", {}, name);
+      add(box, "span", { class: "player-held" });
+    }
     this.querySelector(".player").hidden = false;
     this.addEventListener("click", ({ target }) => target.value && this.go(this.after(target.value)));
     this.querySelector(".player").addEventListener("keydown", (event) => {
@@ -22,14 +26,6 @@ class StepPlayer extends HTMLElement {
     this.readAddress();
   }
 
-  device(name) {
-    const [box, title, held] = ["section", "b", "span"].map((tag) => document.createElement(tag));
-    title.textContent = name;
-    held.className = "player-held";
-    box.append(title, held);
-    return box;
-  }
-
   after(move) {
     const last = this.steps.length - 1;
     return { first: 0, back: Math.max(0, this.at - 1), next: Math.min(last, this.at + 1), last }[move];
@@ -37,20 +33,16 @@ class StepPlayer extends HTMLElement {
 
   // An address ends in, for example, #player-ring?step=3
   readAddress() {
-    const [id, query] = location.hash.slice(1).split("?");
-    if (id !== this.id) return;
-    const step = Math.round(Number(new URLSearchParams(query).get("step"))) || 1;
+    const values = addressOf(this);
+    if (!values) return;
+    const step = Math.round(Number(values.get("step"))) || 1;
     this.show(Math.min(Math.max(step, 1), this.steps.length) - 1);
     this.scrollIntoView({ behavior: "instant" });
   }
 
   go(at) {
     this.show(at);
-    try {
-      history.replaceState(null, "", `#${this.id}?step=${at + 1}`);
-    } catch {
-      // Safari allows 100 changes in half a minute; the next one will do.
-    }
+    keepAddress(`#${this.id}?step=${at + 1}`);
   }
 
   show(at) {
@@ -61,12 +53,8 @@ class StepPlayer extends HTMLElement {
     this.querySelector(".player-sentence").textContent = sentence;
     this.querySelector(".player-count").textContent = `${at + 1} / ${this.steps.length}`;
     [...this.querySelectorAll(".player-devices section")].forEach((box, i) => {
-      const parts = held[i].split(" ").filter(Boolean).map((word) => {
-        const part = document.createElement("i");
-        part.textContent = word;
-        return part;
-      });
-      box.lastChild.replaceChildren(...parts);
+      box.lastChild.replaceChildren();
+      for (const word of held[i].split(" ").filter(Boolean)) add(box.lastChild, "i", {}, word);
       box.classList.toggle("changed", held[i] !== before[i]);
     });
     for (const [value, end] of [["first", 0], ["back", 0], ["next", this.steps.length - 1], ["last", this.steps.length - 1]]) {

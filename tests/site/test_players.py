@@ -12,7 +12,7 @@ PLAYERS = pytest.mark.parametrize("id, cell", CELLS, ids=[f"{id}-{cell.id}" for 
 
 
 def test_there_are_players_in_each_edition():
-    assert len(CELLS) >= 3 * len(EDITIONS)
+    assert len(CELLS) >= 8 * len(EDITIONS)
 
 
 @PLAYERS
@@ -28,7 +28,7 @@ def test_every_step_is_what_the_notebook_noted(visit, run, id, cell, width, sche
         assert player.locator(".player-line").inner_text() == line
         boxes = player.locator(".player-devices section")
         shown = {box.locator("b").inner_text(): box.locator("i").all_inner_texts() for box in boxes.all()}
-        assert shown == {name: words.split() for name, words in held.items()}
+        assert shown == {name: words.split() for name, words in held}
         assert player.locator(".player-count").inner_text() == f"{number} / {len(steps)}"
         page.keyboard.press("ArrowRight")
     assert f"step={len(steps)}" in page.url
@@ -43,8 +43,13 @@ def test_every_step_is_what_the_notebook_noted(visit, run, id, cell, width, sche
 @PLAYERS
 def test_the_table_has_every_step(html, run, id, cell):
     (steps,) = asking.values_of(cell, run.cells[id][cell.id].outputs)["player"]
-    rows = soup(html / f"{id}.html").select(f"#player-{cell.id} tbody tr")
-    assert [[td.text for td in row.select("td")][1:] for row in rows] == [list(held.values()) for _, _, held in steps]
+    table = soup(html / f"{id}.html").select_one(f"#player-{cell.id} table")
+    names = [th.text for th in table.select("thead th")][2:]
+    assert names == [name for name, _ in steps[0][2]], "in the order of the notebook"
+    rows = table.select("tbody tr")
+    assert [[td.text for td in row.select("td")][1:] for row in rows] == [
+        [words for _, words in held] for _, _, held in steps
+    ]
 
 
 @pytest.mark.parametrize("step", ["0", "99", "-1", "many", ""])

@@ -1,0 +1,60 @@
+// What the scripts of all that one answers and plays with have in common.
+
+Object.assign(globalThis, {
+  // A sentence such as "Chunks: %(chunks)s" with its values.
+  filled(sentence, values) {
+    return sentence.replace(/%\((\w+)\)s/g, (_, name) => values[name]).replace("%%", "%");
+  },
+
+  // A new element at the end of another.
+  add(parent, tag, attributes = {}, text = "") {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.textContent = text;
+    parent.append(element);
+    return element;
+  },
+
+  // The values that the address has for an element, as in #player-ring?step=3; none if it leads elsewhere.
+  addressOf({ id }) {
+    const [name, query] = location.hash.slice(1).split("?");
+    return name === id && query ? new URLSearchParams(query) : null;
+  },
+
+  // An address that one can send to others.
+  keepAddress(hash) {
+    try {
+      history.replaceState(null, "", hash);
+    } catch {
+      // Safari allows 100 changes in half a minute; the next one will do.
+    }
+  },
+
+  // What this browser keeps; that may be forbidden, or full.
+  kept: {
+    read(key) {
+      try {
+        return JSON.parse(localStorage.getItem(key));
+      } catch {
+        return null; // forbidden, or not ours
+      }
+    },
+
+    write(key, value) {
+      try {
+        localStorage.setItem(key, JSON.stringify(value));
+        return true;
+      } catch {
+        return false;
+      }
+    },
+
+    keys() {
+      try {
+        return Object.keys(localStorage);
+      } catch {
+        return [];
+      }
+    },
+  },
+});
