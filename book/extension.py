@@ -72,7 +72,7 @@ class Pages:
         """Gives a lesson the outputs of the run, and those that other machines have recorded."""
         lesson = self.edition.pages[docname]
         made_of = [self.book.root / self.book.source.pages[docname].path]  # a translation says that it is behind
-        made_of += [HERE / "templates" / "explorer.html", *HERE.glob(f"locale/{self.edition.language}/*/*.po")]
+        made_of += [*HERE.glob("templates/*.html"), *HERE.glob(f"locale/{self.edition.language}/*/*.po")]
         if isinstance(lesson, Lesson):
             made_of += [self.folder / f"{lesson.id}.ipynb", *(self.book.root / "runs").glob("*.json")]
             source[0] = json.dumps(self.with_outputs(lesson))

@@ -26,6 +26,11 @@ function entries(text) {
   });
 }
 
+// 163,840 is one number; and a unit may follow: 720 MB, 30分钟.
+function oneNumber(text) {
+  return text.replace(/,(?=\d{3}(?!\d))/g, "").replace(/^([^\p{L}]*\d)\s*[\p{L}%/]+\s*$/u, "$1");
+}
+
 // Whole numbers are to be met, others to one part in fifty: two digits are enough.
 function same(given, truth) {
   if (typeof truth === "number" && typeof given === "number") {
@@ -45,7 +50,7 @@ function shown(value) {
 function judged({ kind, right }, text, exercise, it) {
   const [truth] = right;
   if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }), none: true };
-  const given = entries(kind === "number" ? text.replace(/,(?=\d{3}(?!\d))/g, "") : text); // 163,840 is one number
+  const given = entries(kind === "number" ? oneNumber(text) : text);
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
     return { problem: say("numbers") };
@@ -158,7 +163,8 @@ class AnswerPart extends HTMLElement {
 // The switch that keeps nothing back, on all pages.
 class ShowAll extends HTMLElement {
   update() {
-    this.querySelector("button").ariaPressed = String(Boolean(kept.read(ALL)));
+    const { hide, show } = this.dataset;
+    this.querySelector("button").textContent = kept.read(ALL) ? hide : show;
   }
 
   change() {
@@ -199,14 +205,13 @@ class KeptAnswers extends HTMLElement {
   }
 }
 
-const ELEMENTS = {
+define({
   "ask-box": AskBox,
   "answer-part": AnswerPart,
   "show-all": ShowAll,
   "solved-count": SolvedCount,
   "kept-answers": KeptAnswers,
-};
-for (const [name, element] of Object.entries(ELEMENTS)) customElements.define(name, element);
+});
 
 // Here, and when another tab has changed what is kept.
 function update() {
@@ -214,10 +219,11 @@ function update() {
   for (const element of document.querySelectorAll("show-all, solved-count")) element.update();
 }
 
-// What a link leads to is shown.
+// What a link leads to is shown: something in an answer, or a cell whose answer is what it puts out.
 function showTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1).split("?")[0]));
-  const part = target?.closest("answer-part[hidden]");
+  const next = target?.nextElementSibling;
+  const part = target?.closest("answer-part[hidden]") ?? next?.querySelector(":scope:is(ask-box) > answer-part[hidden]");
   if (!part) return;
   part.show(true);
   target.scrollIntoView();

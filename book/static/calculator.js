@@ -61,15 +61,23 @@ class LessonCalculator extends HTMLElement {
       input.ariaInvalid = Number.isNaN(values[i]) ? "true" : null;
     });
     const wrong = this.inputs.filter((_, i) => Number.isNaN(values[i]));
-    const problem = this.querySelector(".calculator-problem");
-    problem.textContent = wrong.map((input) => `${input.parentElement.firstChild.textContent.trim()}: ${this.dataset.problem}`).join(" ");
-    if (wrong.length) return false;
+    this.querySelector(".calculator-problem").textContent = wrong.map((input) => this.problem(input)).join(" ");
+    if (wrong.length) {
+      for (const place of this.querySelectorAll("dd")) place.textContent = "–";
+      this.querySelector(".calculator-table tbody")?.replaceChildren();
+      return false;
+    }
     const results = this.count(...values);
     this.querySelectorAll("dd").forEach((place, i) => {
       place.textContent = this.shown(results[i], place);
     });
     this.vary(values);
     return true;
+  }
+
+  problem(input) {
+    const { number, whole } = this.dataset;
+    return filled("whole" in input.dataset ? whole : number, { name: nameOf(input), least: input.dataset.least });
   }
 
   shown(result, { dataset }) {
@@ -86,9 +94,12 @@ class LessonCalculator extends HTMLElement {
     if (!body) return;
     const place = this.querySelector("dd");
     const rows = this.inputs.flatMap((input, i) => {
-      if (input.type === "checkbox" || input.tagName === "SELECT" || "whole" in input.dataset) return [];
-      const results = [0.5, 2].map((factor) => this.count(...values.with(i, values[i] * factor))[0]);
-      return [[input.parentElement.firstChild.textContent.trim(), ...results]];
+      if (input.type === "checkbox" || input.tagName === "SELECT") return [];
+      const results = [0.5 * values[i], 2 * values[i]].map((value) => {
+        const can = value >= Number(input.dataset.least) && (!("whole" in input.dataset) || Number.isInteger(value));
+        return can ? this.count(...values.with(i, value))[0] : "–";
+      });
+      return [[nameOf(input), ...results]];
     });
     const most = Math.max(...rows.flatMap(([, ...results]) => results.filter((each) => typeof each === "number")));
     body.replaceChildren();
@@ -103,4 +114,8 @@ class LessonCalculator extends HTMLElement {
   }
 }
 
-customElements.define("lesson-calculator", LessonCalculator);
+function nameOf(input) {
+  return input.parentElement.firstChild.textContent.trim();
+}
+
+define({ "lesson-calculator": LessonCalculator });

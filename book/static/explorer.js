@@ -168,4 +168,4 @@ class SplitExplorer extends HTMLElement {
   }
 }
 
-customElements.define("split-explorer", SplitExplorer);
+define({ "split-explorer": SplitExplorer });

@@ -63,4 +63,4 @@ class StepPlayer extends HTMLElement {
   }
 }
 
-customElements.define("step-player", StepPlayer);
+define({ "step-player": StepPlayer });

@@ -1,6 +1,11 @@
 // What the scripts of all that one answers and plays with have in common.
 
 Object.assign(globalThis, {
+  // Where this file is missing, no element comes to life, and the page shows all that it has.
+  define(elements) {
+    for (const [name, element] of Object.entries(elements)) customElements.define(name, element);
+  },
+
   // A sentence such as "Chunks: %(chunks)s" with its values.
   filled(sentence, values) {
     return sentence.replace(/%\((\w+)\)s/g, (_, name) => values[name]).replace("%%", "%");
