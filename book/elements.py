@@ -183,6 +183,21 @@ def terms_of(doctree: Any) -> Any:
         yield from [(anchor, names[0], targets) for anchor in anchors[:1]]
 
 
+def lookups_of(doctree: nodes.document) -> Any:
+    """What search takes for one: the names of a glossary's entry in all languages, and, in emphasis, what people say for
+    it; with the addresses to which the entry leads. An entry for several, such as "memory / disk", is taken apart."""
+    for item in doctree.findall(nodes.definition_list_item):
+        if not any(terms_of(item)):
+            continue
+        names = next(item.findall(nodes.strong)).astext().lower().replace("，", ", ").split(" · ")
+        links = [xref for xref in item.findall(addnodes.pending_xref) if xref.get("reftargetid")]
+        urls = [f"{link['reftarget']}.html#{link['reftargetid']}" for link in links]
+        said = [alias.astext().lower() for alias in item[-1].findall(nodes.emphasis)]
+        for each in zip(*(name.split(" / ") for name in names), strict=False):
+            yield [name.partition(" (")[0] for part in each for name in part.split(", ")] + said, urls
+            said = []
+
+
 def definitions_of(doctree: nodes.document) -> Any:
     """What a link to here shows: (anchor, (names in all languages, what it means)), of terms and of rules."""
     for item in doctree.findall(nodes.definition_list_item):

@@ -24,7 +24,16 @@ from sphinx.util.logging import getLogger
 
 from . import asking, calculators, files, players, runs
 from .directives import CALCULATOR, EXPLORER, PLAYER, add_directives
-from .elements import AskBox, add_elements, definitions_of, mark_languages, sections_of, terms_of, unasked
+from .elements import (
+    AskBox,
+    add_elements,
+    definitions_of,
+    lookups_of,
+    mark_languages,
+    sections_of,
+    terms_of,
+    unasked,
+)
 from .model import Cell, Lesson, Recorded, Run
 from .site import HERE, LOADED, NEVER_EXECUTE, prints, repository
 from .sources import find_root, load
@@ -153,6 +162,7 @@ class Pages:
         text = " ".join(first.astext().split()) if first is not None else ""
         metadata["summary"] = text if len(text) <= 200 else f"{text[:199].rstrip()}…"
         metadata["terms"] = list(terms_of(doctree))
+        metadata["lookups"] = list(lookups_of(doctree))
         metadata["definitions"] = dict(definitions_of(doctree))
         mark_languages(doctree, [e.tag for e in self.book.editions.values() if e is not self.edition])
         metadata["sections"] = list(sections_of(doctree))
@@ -212,13 +222,12 @@ class Pages:
         if exception or app.builder.name != "html":
             return
         facts = app.env.metadata
-        terms: dict[str, list[str]] = {}  # page -> the terms for which the glossary leads to it
-        for _anchor, term, targets in [term for page in facts for term in facts[page].get("terms", [])]:
-            for name in targets:
-                terms.setdefault(name, []).append(term.lower())
         titles = [(name, title.astext()) for name, title in sorted(app.env.titles.items())]
-        pages = [(name, title, facts[name]["sections"], terms.get(name, [])) for name, title in titles]
-        script = f"globalThis.PAGES = {json.dumps(pages, ensure_ascii=False)};\n"
+        searched = {
+            "PAGES": [(name, title, facts[name]["sections"]) for name, title in titles],
+            "TERMS": [term for name in sorted(facts) for term in facts[name].get("lookups", [])],
+        }
+        script = f"Object.assign(globalThis, {json.dumps(searched, ensure_ascii=False)});\n"
         files.write_text(Path(app.outdir) / "_static" / "sections.js", script)
         for lesson in self.edition.lessons:
             known = [(cell, self.values(lesson, cell)) for cell in lesson.code if "calculator" in cell.metadata]

@@ -1,95 +1,129 @@
 // Search as one types, in the sections of all pages: _static/sections.js has them, a script, so that it works in pages
-// opened from a file, too.
+// opened from a file, too. What is rare in the book counts more than what is common, and a title more than a text.
 
-const MOST_SECTIONS = 3; // of a page
+const MOST = 20; // results
 const AROUND = 80; // letters of an excerpt before and after the word
-const CHINESE = /[\u3400-\u9fff]/;
+const [IN_TITLE, IN_TEXT, IN_PAGE] = [3, 1, 0.7]; // what a word counts for that stands there
+const CHINESE = /[\u3400-\u9fff]+/;
 
 const input = document.querySelector("#search-input");
 const state = document.querySelector("#search-state");
 const list = document.querySelector("#search-results");
 const words = state.dataset;
 
+const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts]) =>
+  parts
+    .filter(([, , text]) => text)
+    .map(([anchor, title, text]) => {
+      const lower = { title: title.toLowerCase(), text: text.toLowerCase(), page: page.toLowerCase() };
+      return { url: `${name}.html#${anchor}`, page, title, text, lower };
+    }),
+);
+
 function search() {
-  const query = input.value.trim().toLowerCase();
+  const query = asked();
   history.replaceState(null, "", query ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
-  const pages = query ? found(query) : [];
-  state.textContent = query && (pages.length ? words.found.replace("%", pages.length) : words.none);
-  list.replaceChildren(...pages.map(shown));
+  const results = query ? found(query) : [];
+  state.textContent = query && (results.length ? words.found.replace("%", results.length) : words.none);
+  list.replaceChildren(...results.map(shown));
 }
 
-// The pages in which all words stand, or all but one of many; if there are none, those with most of them, where a long
-// Chinese word counts by its pairs of letters.
+function asked() {
+  return input.value.trim().normalize("NFKC").toLowerCase();
+}
+
+// The sections with most of what is asked for, the best first.
 function found(query) {
-  const parts = query.split(/\s+/);
-  const pages = ranked(query, parts, parts.length > 2 ? parts.length - 1 : parts.length);
-  if (pages.length) return pages;
-  const pairs = parts.flatMap((part) => (CHINESE.test(part) && part.length > 2 ? pairsOf(part) : part));
-  return ranked(query, pairs, Math.max(1, Math.floor(0.6 * pairs.length)));
+  const parts = partsOf(query);
+  const all = parts.reduce((sum, part) => sum + part.worth, 0);
+  const term = globalThis.TERMS.find(([names]) => names.includes(query));
+  const rated = sections.map((section) => ({ ...section, ...rating(section, query, parts, term?.[1]) }));
+  return rated
+    .filter(({ matched, sent }) => sent || matched > all / 2)
+    .sort((one, other) => other.score - one.score)
+    .slice(0, MOST);
 }
 
-function pairsOf(part) {
-  return [...part.slice(1)].map((letter, at) => part[at] + letter);
+function rating({ url, lower }, query, parts, places = []) {
+  let [score, matched] = [0, 0];
+  for (const { names, worth } of parts) {
+    const [title, text, page] = [lower.title, lower.text, lower.page].map((where) => times(names, where));
+    if (title + text + page) matched += worth;
+    const of = title && Math.max(...names.filter((name) => times([name], lower.title)).map((name) => name.length));
+    const inTitle = title && IN_TITLE + of / lower.title.length; // more of a short title
+    score += worth * (inTitle || (text ? IN_TEXT + Math.min(text - 1, 4) / 8 : page ? IN_PAGE : 0));
+  }
+  // The very words, and the place to which the glossary sends those who look up just this term.
+  if (parts.length > 1 && `${lower.title} ${lower.text}`.includes(query)) score *= 1.5;
+  const sent = places.includes(url);
+  return { score: sent ? score + 3 * IN_TITLE * rarity(0) : score, matched, sent };
 }
 
-function ranked(query, parts, needed) {
-  const pages = globalThis.PAGES.map(([name, title, sections, terms]) => {
-    const best = sections
-      .map(([anchor, title, text]) => {
-        const [inTitle, inText] = [title, text].map((where) => parts.map((part) => times(part, where)));
-        const each = parts.map((_, at) => (inTitle[at] ? 10 : inText[at] && 1 + Math.min(inText[at], 5) / 5));
-        const score = each.filter((one) => one).length < needed ? 0 : each.reduce((sum, one) => sum + one);
-        return { url: `${name}.html#${anchor}`, title, excerpt: around(text, parts), score };
-      })
-      .filter(({ score }) => score)
-      .sort((one, other) => other.score - one.score)
-      .slice(0, MOST_SECTIONS);
-    // The lesson to which the glossary sends those who look up just this term comes first.
-    const score = best.length && best[0].score + (terms.includes(query) ? 20 : 0);
-    return { url: `${name}.html`, title, sections: best, score };
-  });
-  return pages.filter(({ score }) => score).sort((one, other) => other.score - one.score);
+// What a query asks for: terms of the glossary by any of their names, words, and of a longer Chinese phrase that
+// nowhere stands as it is, its pairs of letters.
+function partsOf(query) {
+  let rest = query;
+  for (const word of words.common.split(" ")) {
+    rest = CHINESE.test(word) ? rest.replaceAll(word, " ") : rest.replace(new RegExp(`(?<![\\w.-])${word}(?![\\w.-])`, "g"), " ");
+  }
+  const asked = [];
+  for (const [names] of globalThis.TERMS) {
+    const name = names.find((each) => times([each], rest, true));
+    if (!name) continue;
+    rest = rest.replace(name, " ");
+    asked.push(names);
+  }
+  for (const part of rest.match(/[\u3400-\u9fff]+|[^\u3400-\u9fff\s,;:"'“”‘’()[\]{}<>?!，。；：？！、（）]+/g) ?? []) {
+    const pairs = [...part.slice(1)].map((letter, at) => part[at] + letter).filter((pair) => spread([pair]));
+    if (!CHINESE.test(part)) asked.push([stem(part)]);
+    else if (spread([part]) || !pairs.length) asked.push([part]);
+    else asked.push(...pairs.map((pair) => [pair]));
+  }
+  return asked.map((names) => ({ names, worth: rarity(spread(names)) }));
 }
 
-// How often a word, or one that begins with it, stands in a text; Chinese has no spaces between words.
-function times(part, text) {
-  if (!/^\w/.test(part)) return text.toLowerCase().split(part).length - 1;
-  return text.toLowerCase().split(/[^\w.]+/).filter((word) => word.startsWith(part)).length;
+function stem(word) {
+  return word.length > 5 && /^[a-z]+$/.test(word) ? word.replace(/(ing|er|ed|es|s)$/, "") : word;
 }
 
-// An excerpt as HTML, with the longest of the words marked.
-function around(text, parts) {
-  const word = parts.reduce((one, other) => (other.length > one.length ? other : one));
-  const at = Math.max(0, text.toLowerCase().indexOf(word));
-  const after = text.toLowerCase().includes(word) ? at + word.length : at;
-  const [before, mark, rest] = [text.slice(Math.max(0, at - AROUND), at), text.slice(at, after), text.slice(after)];
-  const start = at > AROUND ? `…${before.replace(/^\w+/, "")}` : before;
-  const end = rest.length > AROUND ? `${rest.slice(0, AROUND).replace(/\w+$/, "")}…` : rest;
-  return escaped(start) + (mark && `<mark>${escaped(mark)}</mark>`) + escaped(end);
+// In how many sections one of these words stands, and what it is worth that it does.
+function spread(names) {
+  return sections.filter(({ lower }) => times(names, lower.title) || times(names, lower.text)).length;
 }
 
-function escaped(text) {
-  const box = document.createElement("p");
-  box.textContent = text;
-  return box.innerHTML;
+function rarity(count) {
+  return Math.log(1 + sections.length / (count + 0.5));
 }
 
-function shown({ url, title, excerpt, sections }) {
+// How often words stand in a text; those in Latin letters at the beginning of a word, or whole.
+function times(names, text, whole = false) {
+  return names.reduce((sum, name) => {
+    if (!/^\w/.test(name)) return sum + text.split(name).length - 1;
+    const literal = name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    const end = whole || name.length < 3 ? "(?!\\w)" : "";
+    return sum + (text.match(new RegExp(`(?<![a-z0-9])${literal}${end}`, "g"))?.length ?? 0);
+  }, 0);
+}
+
+function shown({ url, page, title, text }) {
   const item = document.createElement("li");
-  const link = document.createElement("a");
-  Object.assign(link, { href: url, textContent: title });
-  item.append(link);
-  if (excerpt) {
-    const text = document.createElement("p");
-    text.innerHTML = excerpt; // all but its <mark> is escaped
-    item.append(text);
-  }
-  if (sections) {
-    const inner = document.createElement("ul");
-    inner.append(...sections.map(shown));
-    item.append(inner);
-  }
+  const names = partsOf(asked()).flatMap((part) => part.names);
+  mark(add(item, "a", { href: url }), title, names);
+  if (page !== title) add(item, "span", { class: "page-note" }, page);
+  mark(add(item, "p"), text, names);
   return item;
+}
+
+// A part of a text, with the longest of the words that stand in it marked.
+function mark(element, text, names) {
+  const lower = text.toLowerCase();
+  const here = names.filter((name) => times([name], lower)).sort((one, other) => other.length - one.length);
+  const at = here.length ? lower.indexOf(here[0]) : 0;
+  const end = at + (here[0]?.length ?? 0);
+  const [before, after] = [text.slice(Math.max(0, at - AROUND), at), text.slice(end, end + AROUND)];
+  element.append(at > AROUND ? `…${before.replace(/^\w+/, "")}` : before);
+  if (here.length) add(element, "mark", {}, text.slice(at, end));
+  element.append(end + AROUND < text.length ? `${after.replace(/\w+$/, "")}…` : after);
 }
 
 document.querySelector("#search-form").addEventListener("submit", (event) => event.preventDefault());

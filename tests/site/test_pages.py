@@ -71,6 +71,7 @@ def test_no_script_is_loaded_without_use(html, edition):
         Path(tag["src"].split("?")[0]).name for tag in soup(html / edition / "01_device.html").select("script[src]")
     }
     assert loaded == {
+        "shared.js",
         "ask.js",
         "theme.js",
         "page.js",
@@ -111,10 +112,13 @@ def test_the_first_page_shows_the_picture_that_lesson_4_draws(run, edition):
 
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_every_question_leads_to_an_output_and_to_who_asked(html, edition):
-    by_kind, *questions = soup(html / edition / "questions.html").article.select("section section")
-    listed = [link["href"][1:] for link in by_kind.select("li a")]
-    assert sorted(listed) == sorted(question.h2["id"] for question in questions), "the list at the top has each once"
-    for question in questions:
+    index = [link["href"] for link in soup(html / edition / "questions.html").article.select("li a")]
+    pages = {link.partition("#")[0] for link in index}
+    questions = {
+        f"{p}#{q.h2['id']}": q for p in pages for q in soup(html / edition / p).article.select("section section")
+    }
+    assert sorted(index) == sorted(questions), "the list of all has each once"
+    for question in questions.values():
         links = [link["href"] for link in question.select("a.reference")]
         assert [link for link in links if link.startswith(("https://github.com/", "https://discuss.pytorch.org/"))]
         cells = [link for link in links if "#cell-" in link]
