@@ -39,7 +39,7 @@ function found(query) {
   const term = globalThis.TERMS.find(([names]) => names.includes(query));
   const rated = sections.map((section) => ({ ...section, ...rating(section, query, parts, term?.[1]) }));
   return rated
-    .filter(({ matched, sent }) => sent || matched > all / 2)
+    .filter(({ matched, sent }) => sent || matched > 0.4 * all)
     .sort((one, other) => other.score - one.score)
     .slice(0, MOST);
 }

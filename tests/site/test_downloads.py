@@ -45,7 +45,7 @@ def test_other_edition_in_the_zip(visit, unpacked):
     [
         ("en", "why is GPU 0 full", "09_cost.html#cost-memory"),
         ("en", "gradient accumulation", "10_distributed.html#distributed-no-sync"),
-        ("zh", "爆显存", "questions_memory.html#q-out-of-memory"),
+        ("zh", "爆显存", "13_memory.html#memory"),
     ],
 )
 def test_search_in_the_zip(visit, unpacked, edition, query, wanted):

@@ -3,9 +3,13 @@
 import re
 
 import pytest
+import yaml
 from playwright.sync_api import expect
 
-from tests.conftest import EDITIONS
+from tests.conftest import EDITIONS, ROOT
+from tests.site.reading import soup
+
+QUESTIONS = yaml.safe_load((ROOT / "tests" / "data" / "questions.yml").read_text("utf-8"))
 
 FOUND_FIRST = [
     ("zh", "数据并行", "04_data_parallel"),
@@ -40,14 +44,14 @@ def test_search_finds_the_right_page_first(visit, served, edition, query, name):
         ("zh", "锁页内存", "01_device.html#pinned-memory"),
         ("zh", "断点续训", "10_distributed.html#distributed-resume"),
         ("zh", "显存不均衡", "09_cost.html#cost-memory"),
-        ("zh", "爆显存", "questions_memory.html#q-out-of-memory"),
+        ("zh", "爆显存", "13_memory.html#memory"),
         ("zh", "批大小", "02_random_dataset.html#loader-settings"),
         ("en", "module. prefix", "questions_checkpoints.html#q-keys"),
         ("en", "hang", "12_hangs.html#hangs"),
         ("en", "OOM", "questions_memory.html#q-out-of-memory"),
         ("en", "uneven batch", "04_data_parallel.html#idle-gpus"),
         ("en", "multi node", "10_distributed.html#distributed-two-machines"),
-        ("zh", "死锁", "questions_hangs.html#q-hangs"),
+        ("zh", "死锁", "12_hangs.html#hangs"),
         ("zh", "梯度求和", "06_gradients.html#gradients-shares"),
     ],
 )
@@ -57,6 +61,34 @@ def test_search_leads_to_sections(visit, served, edition, query, section):
     links.first.wait_for()
     assert f"/some/where/{edition}/{section}" in links.evaluate_all(
         "links => links.map(link => link.pathname + link.hash)"
+    )
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_what_people_ask_is_found_by_their_words(visit, edition):
+    """The answer is among the first three places."""
+    page = visit(f"{edition}/search.html")
+    missed = []
+    for question in QUESTIONS:
+        page.locator("#search-input").fill(question[edition])
+        links = page.locator("#search-results a").evaluate_all("links => links.map((a) => a.getAttribute('href'))")
+        if question["answer"].replace("#", ".html#") not in links[:3]:
+            missed.append((question[edition], question["answer"], links[:3]))
+    assert not missed
+
+
+def test_the_questions_are_many_and_the_pages_have_no_other(html):
+    assert len(QUESTIONS) >= 150
+    for edition in EDITIONS:
+        asked = [question[edition] for question in QUESTIONS]
+        assert len(asked) == len({*asked}), "no two by the same words"
+    answered = {question["answer"] for question in QUESTIONS}
+    listed = {link["href"].replace(".html", "") for link in soup(html / "en" / "questions.html").article.select("li a")}
+    assert listed <= answered
+    assert all(
+        thread.startswith(("https://github.com/", "https://discuss.pytorch.org/"))
+        for question in QUESTIONS
+        for thread in question["threads"]
     )
 
 
