@@ -36,7 +36,8 @@ function asked() {
 function found(query) {
   const parts = partsOf(query);
   const all = parts.reduce((sum, part) => sum + part.worth, 0);
-  const term = globalThis.TERMS.find(([names]) => names.includes(query));
+  const plain = query.replaceAll("-", " ");
+  const term = globalThis.TERMS.find(([names]) => names.some((name) => name.replaceAll("-", " ") === plain));
   const rated = sections.map((section) => ({ ...section, ...rating(section, query, parts, term?.[1]) }));
   return rated
     .filter(({ matched, sent }) => sent || matched > 0.4 * all)
