@@ -164,7 +164,7 @@ def test_bold_ends_on_words(name):
 @TEXTS
 def test_a_paragraph_is_one_line(name):
     texts = [(where, prose(text)) for where, text in markdown(name)]
-    assert not violations(rf"({HAN}|{FULL}|`)\n(?=[^\s#>|*\d-])", texts)
+    assert not violations(rf"({HAN}|{FULL}|`)\n(?=[^\s#>|*:\d-])", texts)
 
 
 @TEXTS
