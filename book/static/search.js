@@ -75,6 +75,11 @@ function partsOf(query) {
     asked.push(names);
   }
   for (const part of rest.match(/[\u3400-\u9fff]+|[^\u3400-\u9fff\s,;:"'“”‘’()[\]{}<>?!，。；：？！、（）]+/g) ?? []) {
+    const mixed = part.match(/[a-z_]+|\d+/g); // GPU100%, LSTM2
+    if (!CHINESE.test(part) && mixed?.length > 1 && !spread([part])) {
+      asked.push(...mixed.map((piece) => [stem(piece)]));
+      continue;
+    }
     const pairs = [...part.slice(1)].map((letter, at) => part[at] + letter).filter((pair) => spread([pair]));
     if (!CHINESE.test(part)) asked.push([stem(part)]);
     else if (spread([part]) || !pairs.length) asked.push([part]);
