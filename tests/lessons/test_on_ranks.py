@@ -34,7 +34,9 @@ def on_ranks(cell, monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", folder)
         monkeypatch.chdir(folder)  # where processes are found, too, whose parent is gone
         yield cell["on_ranks"]
-        assert [process for process in psutil.process_iter(["pid", "cwd", "status"]) if is_left(process, folder)] == []
+        left = [process for process in psutil.process_iter(["pid", "cwd", "status"]) if is_left(process, folder)]
+        # a killed process takes a moment to go; a worker notices only after five seconds that its rank is gone
+        assert psutil.wait_procs(left, timeout=3)[1] == []
         assert os.listdir(folder) == []
         monkeypatch.undo()
 
