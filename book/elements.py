@@ -202,10 +202,8 @@ def definitions_of(doctree: nodes.document) -> Any:
     """What a link to here shows: (anchor, (names in all languages, what it means)), of terms and of rules."""
     for item in doctree.findall(nodes.definition_list_item):
         for anchor, _term, _targets in terms_of(item):
-            yield (
-                anchor,
-                (next(item.findall(nodes.strong)).astext().split(" · "), next(item.findall(nodes.definition)).astext()),
-            )
+            names, meaning = (next(item.findall(kind)).astext() for kind in (nodes.strong, nodes.definition))
+            yield anchor, (names.split(" · "), meaning)
     for rule in doctree.findall(nodes.block_quote):
         section = nearest(rule)
         yield section["ids"][0], ([section[0].astext()], rule.astext())

@@ -166,9 +166,10 @@ class Pages:
         metadata["definitions"] = dict(definitions_of(doctree))
         mark_languages(doctree, [e.tag for e in self.book.editions.values() if e is not self.edition])
         metadata["sections"] = list(sections_of(doctree))
-        metadata["asks"] = any(doctree.findall(AskBox))
-        for paragraph in unasked(doctree) if metadata["asks"] else []:
-            logger.warning("a prediction, and no code cell after it asks for it (`ask`)", location=paragraph)
+        if any(doctree.findall(AskBox)):
+            metadata.setdefault("scripts", []).append("ask.js")
+            for paragraph in unasked(doctree):
+                logger.warning("a prediction, and no code cell after it asks for it (`ask`)", location=paragraph)
         # Places to which links of other pages may lead: MyST knows headings by itself, but neither cells nor spans.
         ids = [id for node in doctree.findall(nodes.Element) for id in node["ids"]]
         places = [*ids, *(anchor for anchor, *_rest in metadata["terms"])]
@@ -189,6 +190,7 @@ class Pages:
         """What the templates know of a page."""
         page, facts, settings = self.edition.pages.get(name), app.env.metadata, self.book.config.get("repository") or {}
         lesson = page if isinstance(page, Lesson) else None
+        scripts = facts[name].get("scripts") if name in facts else None
         known = [(doc, *term) for doc in facts for term in facts[doc].get("terms", [])]
         terms = [(doc, anchor, term) for doc, anchor, term, targets in known if lesson and name in targets]
         defined = {anchor: words for doc in facts for anchor, words in facts[doc].get("definitions", {}).items()}
@@ -208,14 +210,8 @@ class Pages:
             "provenance": lesson and self.run.lessons.get(lesson.id),
             "minutes": lesson and self.book.source.pages[lesson.name].minutes,
             "exercises": lesson and len(lesson.exercises),
-            "asks": bool(lesson and facts[name]["asks"]),
-            "scripts": self.scripts(facts[name]) if name in facts else [],
+            "scripts": ["shared.js", *dict.fromkeys(scripts)] if scripts else [],  # each once, after what they share
         }
-
-    def scripts(self, facts: dict[str, Any]) -> list[str]:
-        """The scripts of what a page has to answer and to play with, each once, after what they share."""
-        names = [*(["ask.js"] if facts["asks"] else []), *facts.get("scripts", [])]
-        return ["shared.js", *dict.fromkeys(names)] if names else []
 
     def write_downloads(self, app: Sphinx, exception: Exception | None) -> None:
         """Each lesson as a notebook without outputs, and as a script; and what is searched in pages opened from files."""

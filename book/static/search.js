@@ -21,20 +21,17 @@ const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts]) =>
 );
 
 function search() {
-  const query = asked();
+  const query = input.value.trim().normalize("NFKC").toLowerCase();
+  const parts = partsOf(query);
   history.replaceState(null, "", query ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
-  const results = query ? found(query) : [];
+  const results = found(query, parts);
   state.textContent = query && (results.length ? words.found.replace("%", results.length) : words.none);
-  list.replaceChildren(...results.map(shown));
-}
-
-function asked() {
-  return input.value.trim().normalize("NFKC").toLowerCase();
+  const names = parts.flatMap((part) => part.names);
+  list.replaceChildren(...results.map((result) => shown(result, names)));
 }
 
 // The sections with most of what is asked for, the best first.
-function found(query) {
-  const parts = partsOf(query);
+function found(query, parts) {
   const all = parts.reduce((sum, part) => sum + part.worth, 0);
   const plain = query.replaceAll("-", " ");
   const term = globalThis.TERMS.find(([names]) => names.some((name) => name.replaceAll("-", " ") === plain));
@@ -111,9 +108,8 @@ function times(names, text, whole = false) {
   }, 0);
 }
 
-function shown({ url, page, title, text }) {
+function shown({ url, page, title, text }, names) {
   const item = document.createElement("li");
-  const names = partsOf(asked()).flatMap((part) => part.names);
   mark(add(item, "a", { href: url }), title, names);
   if (page !== title) add(item, "span", { class: "page-note" }, page);
   mark(add(item, "p"), text, names);

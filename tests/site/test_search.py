@@ -11,6 +11,8 @@ from tests.site.reading import soup
 
 QUESTIONS = yaml.safe_load((ROOT / "tests" / "data" / "questions.yml").read_text("utf-8"))
 
+FORUMS = ("https://github.com/", "https://discuss.pytorch.org/")
+
 FOUND_FIRST = [
     ("zh", "数据并行", "04_data_parallel"),
     ("zh", "切分", "04_data_parallel"),
@@ -85,11 +87,20 @@ def test_the_questions_are_many_and_the_pages_have_no_other(html):
     answered = {question["answer"] for question in QUESTIONS}
     listed = {link["href"].replace(".html", "") for link in soup(html / "en" / "questions.html").article.select("li a")}
     assert listed <= answered
-    assert all(
-        thread.startswith(("https://github.com/", "https://discuss.pytorch.org/"))
-        for question in QUESTIONS
-        for thread in question["threads"]
-    )
+    assert all(thread.startswith(FORUMS) for question in QUESTIONS for thread in question["threads"])
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_an_answer_links_to_threads_where_it_was_asked(html, edition):
+    threads = {}
+    for question in QUESTIONS:
+        threads.setdefault(question["answer"], set()).update(question["threads"])
+    for answer, known in threads.items():
+        page, _, anchor = answer.partition("#")
+        if page.startswith("questions_"):
+            links = soup(html / edition / f"{page}.html").find(id=anchor).parent.select("a")
+            linked = {link["href"] for link in links if link["href"].startswith(FORUMS)}
+            assert linked and linked <= known, answer
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
