@@ -105,7 +105,9 @@ class Pages:
                 directive = f"```{{{kind}}}\n{json.dumps(about)}\n```\n"
                 cells.append({"cell_type": "markdown", "id": f"{cell.id}-{kind}", "metadata": {}, "source": directive})
             if EXPLORER in cell.tags:
-                lead = _("To play with. The lesson asks you to predict: predict first, then check it here.")
+                lead = _(
+                    "Something to play with. Wherever the lesson asks you to predict, do so first, then check your answer here."
+                )
                 directive = f"{lead}\n\n```{{{EXPLORER}}}\n```\n"
                 cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
         return {**notebook, "cells": cells}
