@@ -314,14 +314,14 @@ def _():
     assert real[:2] == (AssertionError, "Gather function not implemented for CPU tensors")
 
 
-@difference("outputs whose sizes do not fit")
+@difference("outputs whose sizes do not match")
 def _():
     virtual, real = each(lambda model, x: x[:, : int(x[0, 0]) + 1].expand(-1, int(x[0, 0]) + 1), ROWS_OF_4)
     assert virtual[0] is real[0] is RuntimeError
     assert virtual[1].startswith("Sizes of tensors must match") and real[1].startswith("Input tensor at index 1")
 
 
-@difference("replicas at the same time")
+@difference("how the replicas run")
 def _():
     def meet(model, x):
         barrier.wait()
@@ -387,14 +387,14 @@ def _():
     assert kept == [{(12, 1, 6, 3)}, {(12, 1, 6, 3), (12, 4, 2, 1)}]
 
 
-@difference("wrapped first, moved then")
+@difference("wrapped first, moved afterwards")
 def _():
     virtual = VirtualDataParallel(Does(lambda model, x: x), 2).to("cuda:0")
     assert "must have its parameters and buffers on device cpu" in outcome(lambda: virtual(ROWS_OF_4))[1]
     on_gpus(Does(lambda model, x: x), 2).to("cuda:0")(ROWS_OF_4)
 
 
-@difference("one inside another")
+@difference("one `DataParallel` inside another")
 def _():
     virtual = VirtualDataParallel(VirtualDataParallel(Does(lambda model, x: x * model.weight), 2), 2)
     assert virtual(ROWS_OF_4).tolist() == ROWS_OF_4.tolist()
