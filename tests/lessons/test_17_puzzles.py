@@ -680,7 +680,10 @@ def judge(edition, capsys):
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_unanswered(lesson, judge, edition, number):
-    words = {"en": f"Exercise {number}: no answer yet (all return None)\n", "zh": f"练习 {number}：还没有作答（返回的都是 None）\n"}
+    words = {
+        "en": f"Exercise {number}: no answer yet (all return None)\n",
+        "zh": f"练习 {number}：还没有作答（返回的都是 None）\n",
+    }
     assert judge(lesson, number) == words[edition]
 
 
