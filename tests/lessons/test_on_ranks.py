@@ -140,6 +140,33 @@ def test_a_rank_that_is_killed_before_it_begins(on_ranks, monkeypatch):
         on_ranks(2, add_up)
 
 
+class EndsWhileWatched:
+    """A process that ends between two looks at its exit code."""
+
+    def __init__(self, looks, end):
+        self.looks, self.end = looks, end
+        self.sentinel, _ = os.pipe()
+
+    @property
+    def exitcode(self):
+        self.looks -= 1
+        return None if self.looks > 0 else self.end()
+
+
+@pytest.mark.parametrize("looks", range(1, 7))
+def test_a_rank_that_ends_while_it_is_watched(cell, tmp_path, looks):
+    def raises():
+        (tmp_path / "failure-0").write_text("rank 0 of 1: ValueError")
+        (tmp_path / "first").write_text("rank 0 of 1: ValueError")
+        return 1
+
+    for end, said in ((lambda: -9, "rank 0 of 1: ended with exit code -9"), (raises, "rank 0 of 1: ValueError")):
+        for kind in ("failure", "errors"):
+            (tmp_path / f"{kind}-0").write_text("")
+        failure = cell["first_failure"]([EndsWhileWatched(looks, end)], tmp_path, time.monotonic() + 60)
+        assert failure is not None and failure.startswith(said)
+
+
 def load_with_workers(then):
     for _ in torch.utils.data.DataLoader(range(100), num_workers=2, persistent_workers=True):
         return then()

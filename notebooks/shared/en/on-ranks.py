@@ -165,11 +165,9 @@ def text_of(path):
 
 
 def first_failure(processes, folder, deadline):
-    running = list(processes)
-    while running:
-        multiprocessing.connection.wait(
-            [process.sentinel for process in running], 0.1
-        )
+    while True:
+        # asked first: who ends after this is looked at once more
+        running = [each for each in processes if each.exitcode is None]
         failed = (folder / "first").exists()
         if failed:
             # if a rank that was killed made this one fail, that can be seen by
@@ -191,7 +189,11 @@ def first_failure(processes, folder, deadline):
                 if not (folder / f"result-{rank}").exists()
             ]
             return f"ranks {late} of {len(processes)}: not done in time"
-        running = [process for process in running if process.exitcode is None]
+        if not running:
+            return None
+        multiprocessing.connection.wait(
+            [process.sentinel for process in running], 0.1
+        )
 
 
 def my_device():

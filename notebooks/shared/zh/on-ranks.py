@@ -160,11 +160,9 @@ def text_of(path):
 
 
 def first_failure(processes, folder, deadline):
-    running = list(processes)
-    while running:
-        multiprocessing.connection.wait(
-            [process.sentinel for process in running], 0.1
-        )
+    while True:
+        # 先问这个：在这之后才结束的，下一轮还会再看一次
+        running = [each for each in processes if each.exitcode is None]
         failed = (folder / "first").exists()
         if failed:
             # 如果它出错，是因为别的 rank 被杀掉了，那么到这时也看得出来了
@@ -185,7 +183,11 @@ def first_failure(processes, folder, deadline):
                 if not (folder / f"result-{rank}").exists()
             ]
             return f"rank {late}（共 {len(processes)} 个）：没有按时完成"
-        running = [process for process in running if process.exitcode is None]
+        if not running:
+            return None
+        multiprocessing.connection.wait(
+            [process.sentinel for process in running], 0.1
+        )
 
 
 def my_device():
