@@ -9,9 +9,8 @@ from axe_playwright_python.sync_playwright import Axe
 from book import asking
 from book.sources import load
 from tests.conftest import BOOK, LESSONS
-from tests.site.reading import soup
+from tests.site.reading import LOOKS, soup
 
-SIZES = pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
 FIRST = "04_data_parallel/run-2"  # rows on two GPUs: [15, 15] and [5, 5]
 
 
@@ -52,7 +51,6 @@ def test_every_prediction_asks(html, lesson):
     assert [mark.name for mark in marks] == ["p", "ask-box"] * (len(marks) // 2) != []
 
 
-@SIZES
 @pytest.mark.parametrize(
     "edition, right, wrong",
     [
@@ -60,7 +58,8 @@ def test_every_prediction_asks(html, lesson):
         ("zh", "✓ 答对了。", "✗ 结果是 5, 5，你写的有 1 个在正确的位置上（共 2 个）。"),
     ],
 )
-def test_a_prediction_is_made_before_the_answer_is_seen(visit, edition, width, scheme, right, wrong):
+def test_a_prediction_is_made_before_the_answer_is_seen(visit, edition, right, wrong):
+    width, scheme = LOOKS[edition]
     page = visit(f"{edition}/04_data_parallel.html", viewport={"width": width, "height": 900}, color_scheme=scheme)
     output = box(page).locator(".cell_output").first
     assert not output.is_visible()

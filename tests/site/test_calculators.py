@@ -9,9 +9,9 @@ from axe_playwright_python.sync_playwright import Axe
 
 from book import asking, calculators
 from tests.conftest import BOOK, EDITIONS
+from tests.site.reading import LOOKS
 
 CELLS = [(lesson.id, cell.id) for lesson in BOOK.lessons for cell in lesson.code if "calculator" in cell.metadata]
-SIZES = pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
 
 
 def found(id, cell):
@@ -63,9 +63,9 @@ def test_a_calculator_counts_as_its_cell(visit, run, id, cell):
             assert a == pytest.approx(b, rel=1e-9) if isinstance(a, float) else a == b, values
 
 
-@SIZES
 @pytest.mark.parametrize("id, cell", CELLS)
-def test_a_calculator_in_the_page(visit, id, cell, width, scheme):
+def test_a_calculator_in_the_page(visit, id, cell):
+    width, scheme = LOOKS[id.partition("/")[0]]
     page = visit(f"{id}.html#calculator-{cell}?gpus=4", viewport={"width": width, "height": 900}, color_scheme=scheme)
     box = page.locator(f"#calculator-{cell}")
     assert box.is_visible() and box.locator('input[name="gpus"]').input_value() == "4"

@@ -5,7 +5,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from book import asking
 from tests.conftest import BOOK, EDITIONS
-from tests.site.reading import soup
+from tests.site.reading import LOOKS, soup
 
 CELLS = [(lesson.id, cell) for lesson in BOOK.lessons for cell in lesson.code if "player" in cell.metadata]
 PLAYERS = pytest.mark.parametrize("id, cell", CELLS, ids=[f"{id}-{cell.id}" for id, cell in CELLS])
@@ -16,8 +16,8 @@ def test_there_are_players_in_each_edition():
 
 
 @PLAYERS
-@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
-def test_every_step_is_what_the_notebook_noted(visit, run, id, cell, width, scheme):
+def test_every_step_is_what_the_notebook_noted(visit, run, id, cell):
+    width, scheme = LOOKS[id.partition("/")[0]]
     (steps,) = asking.values_of(cell, run.cells[id][cell.id].outputs)["player"]
     address = f"{id}.html#player-{cell.id}?step=1"
     page = visit(address, viewport={"width": width, "height": 900}, color_scheme=scheme)
