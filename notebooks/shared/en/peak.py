@@ -23,8 +23,8 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
     fullest moment of the fullest GPU, by kind.
 
     model: a function without arguments that builds the model. If the model
-    returns one number, that is the loss;
-    otherwise the mean of the squares of what it returns stands for the loss.
+    returns one number, that is the loss; otherwise the mean of the squares of
+    what it returns is used as the loss.
     batch: the tensors to call the model with, a row for each example of the
     whole batch, or a function that makes them
     how: "one", "DataParallel", "DDP" or "FSDP2"
@@ -45,7 +45,7 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
 
 
 def rehearse(model, batch, gpus, how, checkpoint, precision):
-    # that of on_ranks: here nobody else is needed
+    # the group of on_ranks: no other rank is needed here
     dist.destroy_process_group()
     with contextlib.ExitStack() as stack:
         if how == "FSDP2":
@@ -114,8 +114,8 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
 
 
 def set_data(weight, changed):
-    # lets a model change the dtype of its weights: fake ones would be swapped,
-    # and cannot
+    # lets a model change the dtype of its weights: PyTorch would swap them,
+    # which fails for fake ones
     weight.data = changed.data
 
 
