@@ -258,7 +258,7 @@ def test_a_killed_script_goes_on(run):
         "life 1: begins at step 6",
         *(f"life 1: saved {steps} steps" for steps in (9, 12, 15)),
     ]
-    assert "that nobody killed: True" in printed(run, NAME, "resume-compare")
+    assert "the uninterrupted training: True" in printed(run, NAME, "resume-compare")
 
 
 def test_two_machines_meet(run):
