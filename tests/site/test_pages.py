@@ -1,5 +1,6 @@
 """The pages of the site, as files."""
 
+import gzip
 import re
 from collections import Counter
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_no_script_is_loaded_without_use(html, edition):
         "clipboard.min.js",
         "copybutton.js",
     }
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_is_light_behind_a_slow_link(html, edition, name):
+    """At most 18 requests and 100 KiB, compressed and without figures."""
+    path = html / edition / f"{name}.html"
+    addresses = {tag["src"] for tag in soup(path).select("script[src]")}
+    addresses |= {tag["href"] for tag in soup(path).select("link[rel=stylesheet], link[rel~=icon]")}
+    files = [path, *(path.parent / address.split("?")[0] for address in addresses)]
+    assert len(files) <= 18
+    assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= 100 * 1024
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
