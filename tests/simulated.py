@@ -76,7 +76,10 @@ def run_lessons(names):
 
     Each lesson has a process of its own: where there are GPUs, one that has gone backward itself can fork no ranks.
     """
-    import matplotlib.pyplot as plt  # noqa: F401 (once, for all of them)
+    # Once, for all of them: what most lessons import.
+    import matplotlib.pyplot as plt  # noqa: F401
+    import torch._dynamo  # noqa: F401 (the first optimizer does)
+    import torch.distributed.fsdp  # noqa: F401
 
     from tests.conftest import BOOK
 
