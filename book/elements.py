@@ -214,10 +214,12 @@ def nearest(node: Any) -> nodes.section:
 
 
 def sections_of(doctree: nodes.document) -> Any:
-    """The sections of a page: (anchor, title, text without code)."""
+    """The sections of a page: (anchor, title, text without code, its words in the index)."""
     for section in doctree.findall(nodes.section):
         texts = [p.astext() for p in section.findall(nodes.paragraph) if section is nearest(p)]
-        yield section["ids"][0], section[0].astext(), " ".join(texts)
+        known = [i["entries"] for i in section.findall(addnodes.index) if section is nearest(i)]
+        index = "; ".join(entry[1] for entries in known for entry in entries)
+        yield section["ids"][0], section[0].astext(), " ".join(texts), index
 
 
 def mark_languages(doctree: nodes.document, tags: list[str]) -> None:

@@ -14,8 +14,9 @@ const words = state.dataset;
 const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts]) =>
   parts
     .filter(([, , text]) => text)
-    .map(([anchor, title, text]) => {
-      const lower = { title: title.toLowerCase(), text: text.toLowerCase(), page: page.toLowerCase() };
+    .map(([anchor, title, text, index]) => {
+      const texts = Object.entries({ title, text, index, page });
+      const lower = Object.fromEntries(texts.map(([where, text]) => [where, text.toLowerCase()]));
       return { url: `${name}.html#${anchor}`, page, title, text, lower };
     }),
 );
@@ -45,14 +46,14 @@ function found(query, parts) {
 function rating({ url, lower }, query, parts, places = []) {
   let [score, matched] = [0, 0];
   for (const { names, worth } of parts) {
-    const [title, text, page] = [lower.title, lower.text, lower.page].map((where) => times(names, where));
-    if (title + text + page) matched += worth;
+    const [title, index, text, page] = ["title", "index", "text", "page"].map((where) => times(names, lower[where]));
+    if (title + index + text + page) matched += worth;
     const of = title && Math.max(...names.filter((name) => times([name], lower.title)).map((name) => name.length));
     const inTitle = title && IN_TITLE + of / lower.title.length; // more of a short title
-    score += worth * (inTitle || (text ? IN_TEXT + Math.min(text - 1, 4) / 8 : page ? IN_PAGE : 0));
+    score += worth * (inTitle || (index ? IN_TITLE : text ? IN_TEXT + Math.min(text - 1, 4) / 8 : page ? IN_PAGE : 0));
   }
   // The very words, and the place to which the glossary sends those who look up just this term.
-  if (parts.length > 1 && `${lower.title} ${lower.text}`.includes(query)) score *= 1.5;
+  if (parts.length > 1 && `${lower.title} ${lower.index} ${lower.text}`.includes(query)) score *= 1.5;
   const sent = places.includes(url);
   return { score: sent ? score + 3 * IN_TITLE * rarity(0) : score, matched, sent };
 }
@@ -82,16 +83,19 @@ function partsOf(query) {
     else if (spread([part]) || !pairs.length) asked.push([part]);
     else asked.push(...pairs.map((pair) => [pair]));
   }
-  return asked.map((names) => ({ names, worth: rarity(spread(names)) }));
+  // A word that stands nowhere in the book helps nobody to find the others.
+  const known = asked.filter(spread);
+  return (known.length ? known : asked).map((names) => ({ names, worth: rarity(spread(names)) }));
 }
 
 function stem(word) {
-  return word.length > 5 && /^[a-z]+$/.test(word) ? word.replace(/(ing|er|ed|es|s)$/, "") : word;
+  if (word.length < 6 || !/^[a-z]+$/.test(word)) return word;
+  return word.replace(/(ing|er|ed|es|s)$/, "").replace(/([bdgmnprt])\1$/, "$1"); // logging, stopped
 }
 
 // In how many sections one of these words stands, and what it is worth that it does.
 function spread(names) {
-  return sections.filter(({ lower }) => times(names, lower.title) || times(names, lower.text)).length;
+  return sections.filter(({ lower }) => times(names, `${lower.title} ${lower.index} ${lower.text}`)).length;
 }
 
 function rarity(count) {

@@ -104,12 +104,12 @@ def test_an_answer_links_to_threads_where_it_was_asked(html, edition):
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
-@pytest.mark.parametrize("query", ["zzzzqqq", "<script>alert(1)</script>", "🙂"])
+@pytest.mark.parametrize("query", ["zzzzqqq", "<zzzz>qqqq</zzzz>", "🙂"])
 def test_search_for_nonsense_finds_nothing(visit, served, edition, query):
     page = visit(f"{edition}/search.html", site=served)
     page.get_by_role("searchbox").last.fill(query)
     page.wait_for_function("document.querySelector('#search-state').textContent")
-    assert page.locator("#search-results li").count() == 0
+    assert page.locator("#search-results li, zzzz").count() == 0
 
 
 def test_search_from_the_sidebar(visit, served):
