@@ -84,7 +84,7 @@ FACTS = {
     ("05_four_steps", "step-replicate"): lambda n: [(2, "same values: True"), f"on {second(n)}, same"],
     ("05_four_steps", "step-apply"): lambda n: ["(8, 20) on cuda:0\n", f"(8, 20) on {second(n)}\n"],
     ("05_four_steps", "step-gather"): lambda n: ["(16, 20) on cuda:0", "same as module(batch): True"],
-    ("05_four_steps", "data-parallel"): lambda n: [(2, "same as without: True")],
+    ("05_four_steps", "data-parallel"): lambda n: [(2, "same as module: True")],
     ("05_four_steps", "anatomy"): lambda n: [(2, f"rows ({measured(2, n)})"), "chunks of [8, 8]", "chunks of [8, 7]"],
     ("05_four_steps", "too-few-rows"): lambda n: [f"8 replicas, 3 chunks ({measured(8, n)})", "AssertionError: "],
     ("06_gradients", "setup"): lambda n: [f"CUDA GPUs on this machine: {n}"],
