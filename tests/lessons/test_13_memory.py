@@ -12,7 +12,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from tests.reading import run_cells
 
-KINDS = ["weights", "gradients", "optimizer", "activations", "in passing"]
+KINDS = ["weights", "gradients", "optimizer", "activations", "temporary"]
 CELLS = "setup on-ranks stack one-step activations peak course formula block scores real allocator saves seventy-rehearsed".split()
 
 
@@ -108,7 +108,7 @@ def test_a_further_layer_adds_its_shards(left):
 
     three, four = rehearse(3), rehearse(4)
     added = sum(parameter.numel() for parameter in left["Block"](64, 4).parameters())
-    assert four["in passing"] == pytest.approx(three["in passing"], rel=0.05)
+    assert four["temporary"] == pytest.approx(three["temporary"], rel=0.05)
     assert sum(four.values()) - sum(three.values()) == pytest.approx(16 * added / 4, rel=0.2)
 
 

@@ -556,7 +556,7 @@ def test_the_tree_has_the_answers_of_the_function_and_no_others(edition):
     said = set()
     sizes = product((1e9, 30e9, 200e9, 1200e9, 1e13), (1e9, 150e9))
     for (stays, passes), gpus, machines, flags in product(sizes, (1, 2, 8), (1, 4), product((False, True), repeat=3)):
-        need = {"weights": stays, "gradients": 0, "optimizer": 0, "activations": passes, "in passing": 0}
+        need = {"weights": stays, "gradients": 0, "optimizer": 0, "activations": passes, "temporary": 0}
         said.add(lesson["choose"](need, 80e9, gpus, machines, *flags))
     assert said == leaves
 

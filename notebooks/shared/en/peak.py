@@ -146,7 +146,7 @@ class Rehearsal(TorchDispatchMode):
         # its end
         self.known = {}
         self.bytes = dict.fromkeys(
-            ["weights", "optimizer", "activations", "in passing", "gathered"],
+            ["weights", "optimizer", "activations", "temporary", "gathered"],
             0,
         )
         self.fullest = {}
@@ -160,7 +160,7 @@ class Rehearsal(TorchDispatchMode):
                     for tensor in state.values()
                 ],
             ),
-            ("in passing", others),
+            ("temporary", others),
         ]:
             for storage in storages(tensors):
                 self.follow(storage, kind)
@@ -168,7 +168,7 @@ class Rehearsal(TorchDispatchMode):
     def follow(self, storage, kind=None):
         key = storage._cdata
         old, size, end = self.known.get(key) or (
-            "in passing",
+            "temporary",
             0,
             weakref.ref(storage, lambda _: self.forget(key)),
         )
@@ -194,7 +194,7 @@ class Rehearsal(TorchDispatchMode):
             "optimizer": self.bytes["optimizer"],
             "activations": self.bytes["activations"],
         }
-        parts["in passing"] = sum(self.bytes.values()) - sum(parts.values())
+        parts["temporary"] = sum(self.bytes.values()) - sum(parts.values())
         return parts
 
     def __torch_dispatch__(

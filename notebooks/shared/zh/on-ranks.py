@@ -161,11 +161,11 @@ def text_of(path):
 
 def first_failure(processes, folder, deadline):
     while True:
-        # 先问这个：在这之后才结束的，下一轮还会再看一次
+        # 先记下还在运行的进程：此后才结束的，下一轮循环还会再查一次
         running = [each for each in processes if each.exitcode is None]
         failed = (folder / "first").exists()
         if failed:
-            # 如果它出错，是因为别的 rank 被杀掉了，那么到这时也看得出来了
+            # 如果出错是因为别的 rank 被杀掉了，稍等一下就看得出来
             time.sleep(0.1)
         for rank, process in enumerate(processes):
             if process.exitcode and not text_of(folder / f"failure-{rank}"):

@@ -110,8 +110,8 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
 
 
 def set_data(weight, changed):
-    # 让模型能改变权重的 dtype：对假张量，PyTorch 会改用交换张量的办法，而那会
-    # 失败
+    # 让模型能改变权重的 dtype：PyTorch 对假张量会改用交换张量的办法，
+    # 而那样会失败
     weight.data = changed.data
 
 
@@ -140,7 +140,7 @@ class Rehearsal(TorchDispatchMode):
         self.parameters = list(module.parameters())
         self.known = {}  # 存储 -> 类别、字节数、释放时发出通知的弱引用
         self.bytes = dict.fromkeys(
-            ["weights", "optimizer", "activations", "in passing", "gathered"],
+            ["weights", "optimizer", "activations", "temporary", "gathered"],
             0,
         )
         self.fullest = {}
@@ -154,7 +154,7 @@ class Rehearsal(TorchDispatchMode):
                     for tensor in state.values()
                 ],
             ),
-            ("in passing", others),
+            ("temporary", others),
         ]:
             for storage in storages(tensors):
                 self.follow(storage, kind)
@@ -162,7 +162,7 @@ class Rehearsal(TorchDispatchMode):
     def follow(self, storage, kind=None):
         key = storage._cdata
         old, size, end = self.known.get(key) or (
-            "in passing",
+            "temporary",
             0,
             weakref.ref(storage, lambda _: self.forget(key)),
         )
@@ -188,7 +188,7 @@ class Rehearsal(TorchDispatchMode):
             "optimizer": self.bytes["optimizer"],
             "activations": self.bytes["activations"],
         }
-        parts["in passing"] = sum(self.bytes.values()) - sum(parts.values())
+        parts["temporary"] = sum(self.bytes.values()) - sum(parts.values())
         return parts
 
     def __torch_dispatch__(
@@ -232,8 +232,8 @@ class Rehearsal(TorchDispatchMode):
 
 
 class OnGpu0(nn.Module):
-    """GPU 0 上的 DataParallel：副本 0 的梯度全部算完才相加；所有输出都收集到这
-    里。
+    """GPU 0 上的 DataParallel：副本 0 的梯度全部算完才相加；输出也都
+    收集到这里。
     """
 
     def __init__(self, module, gpus):
