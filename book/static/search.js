@@ -33,12 +33,12 @@ function search() {
 
 // The sections with most of what is asked for, the best first.
 function found(query, parts) {
-  const all = parts.reduce((sum, part) => sum + part.worth, 0);
   const plain = query.replaceAll("-", " ");
   const term = globalThis.TERMS.find(([names]) => names.some((name) => name.replaceAll("-", " ") === plain));
   const rated = sections.map((section) => ({ ...section, ...rating(section, query, parts, term?.[1]) }));
+  const most = Math.max(...rated.map(({ matched }) => matched));
   return rated
-    .filter(({ matched, sent }) => sent || matched > 0.4 * all)
+    .filter(({ matched, sent }) => sent || matched > 0.4 * most)
     .sort((one, other) => other.score - one.score)
     .slice(0, MOST);
 }
@@ -66,11 +66,12 @@ function partsOf(query) {
     rest = CHINESE.test(word) ? rest.replaceAll(word, " ") : rest.replace(new RegExp(`(?<![\\w.-])${word}(?![\\w.-])`, "g"), " ");
   }
   const asked = [];
-  for (const [names] of globalThis.TERMS) {
-    const name = names.find((each) => times([each], rest, true));
-    if (!name) continue;
+  const terms = globalThis.TERMS.flatMap(([names]) => names.map((name) => ({ name, names })));
+  for (const { name, names } of terms.sort((one, other) => other.name.length - one.name.length)) {
+    if (name.length === 1 && CHINESE.test(name)) continue; // 行, a row, stands in 并行, parallel, too
+    if (!times([name], rest, true)) continue;
     rest = rest.replace(name, " ");
-    asked.push(names);
+    if (!asked.includes(names)) asked.push(names);
   }
   for (const part of rest.match(/[\u3400-\u9fff]+|[^\u3400-\u9fff\s,;:"'“”‘’()[\]{}<>?!，。；：？！、（）]+/g) ?? []) {
     const mixed = part.match(/[a-z_]+|\d+/g); // GPU100%, LSTM2
