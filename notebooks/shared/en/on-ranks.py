@@ -23,17 +23,17 @@ gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
 cuda_since = []  # the number of the first cell that used CUDA
 
 
-# PyTorch's own start_processes (of torchelastic) takes over signal handlers,
-# and logs ten lines for each failure
+# why not PyTorch's own start_processes (of torchelastic)? It takes over signal
+# handlers, and logs ten lines for each failure
 def on_ranks(ranks, function, *arguments, seconds=60):
-    """Calls function(*arguments) in so many processes, forked from this one;
+    """Calls function(*arguments) in `ranks` processes, forked from this one;
     returns their results in the order of ranks.
 
     Tensors come back on the CPU. What the ranks print appears rank by rank;
-    their warnings and logs do not. A collective call that waits for longer
-    than `seconds` raises, and after 5 seconds more all ranks are ended,
-    whatever they do. If a rank fails, all are ended at once, and RuntimeError
-    names the rank that was the first to fail, and says why.
+    their warnings and logs are not shown. A collective call that waits for
+    longer than `seconds` raises, and 5 seconds later all ranks are ended,
+    whatever they are doing. If a rank fails, all are ended at once, and
+    RuntimeError names the rank that was the first to fail, and says why.
     """
     if sys.platform != "linux":
         raise RuntimeError(
@@ -93,7 +93,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     # PR_SET_PDEATHSIG: a notebook that is killed takes its ranks along
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != multiprocessing.parent_process().pid:
-        os._exit(1)  # it was killed before that
+        os._exit(1)  # the notebook was killed before the call to prctl
     # a group of its own, so that the workers of its data loaders end with it
     os.setsid()
     os.environ.update(
@@ -104,7 +104,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     )
     # stay on this machine
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
-    # what killed ranks leave there goes with the folder
+    # whatever killed ranks leave behind is deleted with the folder
     tempfile.tempdir = str(folder)
     torch.set_num_threads(1)  # the ranks share the cores
     text_file = {"encoding": "utf-8", "errors": "backslashreplace"}
@@ -128,7 +128,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", **options
         )
-        # for this group only: a rehearsal's has nobody to wait for
+        # for this group only: the group of a rehearsal has nobody to wait for
         os.environ["TORCH_DIST_INIT_BARRIER"] = "0"
         torch.save(function(*arguments), folder / f"result-{rank}")
     except BaseException as error:
@@ -170,8 +170,8 @@ def first_failure(processes, folder, deadline):
         running = [each for each in processes if each.exitcode is None]
         failed = (folder / "first").exists()
         if failed:
-            # if a rank that was killed made this one fail, that can be seen by
-            # now
+            # if this one failed because another rank was killed, the wait
+            # gives that rank's exit code time to show
             time.sleep(0.1)
         for rank, process in enumerate(processes):
             if process.exitcode and not text_of(folder / f"failure-{rank}"):
@@ -215,6 +215,6 @@ def note_cuda(result):
 with contextlib.suppress(NameError):  # as a plain script it has no cells
     get_ipython().events.register("post_run_cell", note_cuda)
 print(
-    f"CUDA GPUs on this machine: {gpus}; where there are more ranks than "
-    "that, all compute on the CPU, with Gloo"
+    f"CUDA GPUs on this machine: {gpus}; with more ranks than GPUs, all "
+    "ranks compute on the CPU, with Gloo"
 )

@@ -93,7 +93,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != multiprocessing.parent_process().pid:
         os._exit(1)  # 在这之前 notebook 就被杀掉了
-    os.setsid()  # 一个自成一组的进程：它启动的数据加载进程会随它一起结束
+    os.setsid()  # 让本进程自成一组：它启动的数据加载进程会随它一起结束
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

@@ -55,7 +55,7 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
             fake.from_tensor(tensor)
             for tensor in (batch() if callable(batch) else batch)
         ]
-        # 最大的一份
+        # 行数最多的 GPU 占用的显存最多，所以只取最大的一份
         rows = [
             tensor[: math.ceil(len(tensor) / gpus)].clone() for tensor in rows
         ]
@@ -195,7 +195,7 @@ class Rehearsal(TorchDispatchMode):
         self, operation, types, arguments=(), keywords=None
     ):
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # 之后还会带着分片再来一次
+            return NotImplemented  # 换成分片之后，还会再调用一次
         result = operation(*arguments, **keywords or {})
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
