@@ -17,7 +17,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 import torch
 import torch.distributed as dist
 
-# the first optimizer imports for a second: once here, not once in each rank
+# the first optimizer takes a second to import: once here, not in each rank
 torch.optim.SGD([torch.zeros(1)])
 gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
 cuda_since = []  # the number of the first cell that used CUDA
@@ -104,7 +104,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
     )
     # stay on this machine
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
-    # whatever killed ranks leave behind is deleted with the folder
+    # what ranks leave behind when killed is deleted with the folder
     tempfile.tempdir = str(folder)
     torch.set_num_threads(1)  # the ranks share the cores
     text_file = {"encoding": "utf-8", "errors": "backslashreplace"}
