@@ -191,7 +191,7 @@ def first_failure(processes, folder, deadline):
 
 
 def my_device():
-    """本 rank 的设备：GPU 够用时是它自己的 GPU，不够时是 CPU。"""
+    """本 rank 的设备：GPU 够用时是它自己的 GPU，不够时是 CPU"""
     return (
         torch.device("cuda", dist.get_rank())
         if dist.get_world_size() <= gpus
@@ -207,6 +207,6 @@ def note_cuda(result):
 with contextlib.suppress(NameError):  # 当作普通脚本运行时没有单元格
     get_ipython().events.register("post_run_cell", note_cuda)
 print(
-    f"这台机器上的 CUDA GPU 数：{gpus}；rank 比 GPU 多时，所有 rank 都在 CPU "
+    f"本机的 CUDA GPU 个数：{gpus}；rank 比 GPU 多时，所有 rank 都在 CPU "
     "上计算，用 Gloo 通信"
 )

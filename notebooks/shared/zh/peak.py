@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 
 def peak(model, batch, gpus, how, checkpoint=False, precision=None):
-    """用假张量（fake tensor）预演用 Adam 的训练，返回显存占用最多的 GPU 在峰值
-    那一刻，各类内容各占多少字节。
+    """用假张量（fake tensor）预演 Adam 的一步训练，返回显存占用最多的 GPU 在
+    峰值那一刻，各类内容各占多少字节。
 
     model：不带参数的函数，返回模型。如果模型的输出是一个数，它就是损失；否则用
     输出的平方的均值代替损失。
