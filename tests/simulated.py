@@ -40,7 +40,7 @@ def environment(count):
 # Cells of which a CPU would make minutes: the same code with smaller numbers. Nobody asks simulated GPUs how long
 # something takes.
 SMALLER = {
-    "threads-processes": {", 200)": ", 2)", ", 100)": ", 1)", "steps(20)": "steps(1)"},
+    "threads-processes": {", 600)": ", 2)", ", 300)": ", 1)", "steps(20)": "steps(1)"},
     "time-multiply": {"4096, 4096": "64, 64"},
     "time-steps": {"512, 14, 14": "8, 4, 4", "repetitions=5": "repetitions=1"},
     "time-pinned": {"64 * 1024 * 1024": "64 * 1024"},

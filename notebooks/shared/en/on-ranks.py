@@ -166,7 +166,7 @@ def text_of(path):
 
 def first_failure(processes, folder, deadline):
     while True:
-        # noted first: who ends after this is checked in the next round
+        # noted first: a rank that ends later is checked in the next round
         running = [each for each in processes if each.exitcode is None]
         failed = (folder / "first").exists()
         if failed:
