@@ -295,7 +295,7 @@ def test_the_script_names_a_weight_that_nothing_draws(of, started):
             super().__init__()
             self.scale = nn.Parameter(torch.empty(2))
 
-    with pytest.raises(RuntimeError, match="AssertionError: scale has no first value"):
+    with pytest.raises(RuntimeError, match="AssertionError: scale has no initial value"):
         started(Bare)
 
 

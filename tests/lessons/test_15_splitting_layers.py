@@ -181,7 +181,7 @@ def test_where_a_pipeline_breaks(lesson):
 
 
 def test_timetable_says_when_ranks_wait_for_each_other(lesson):
-    assert "for ever" in lesson["check_order"]("B0 F0 F1 B1 F2 B2")
+    assert "forever" in lesson["check_order"]("B0 F0 F1 B1 F2 B2")
     assert "12 units" in lesson["check_order"]("F0 B0 F1 B1 F2 B2")
     assert "✗" in lesson["check_order"]("F0 F1 F2 B0 B1 B2")
     assert "✗" in lesson["check_order"]("F0 F0 B0 F2 B1 B2")
