@@ -31,9 +31,9 @@ def on_ranks(ranks, function, *arguments, seconds=60):
 
     Tensors come back on the CPU. What the ranks print appears rank by rank;
     their warnings and logs are not shown. A collective call that waits for
-    longer than `seconds` raises, and 5 seconds later all ranks are ended,
-    whatever they are doing. If a rank fails, all are ended at once, and
-    RuntimeError names the rank that was the first to fail, and says why.
+    longer than `seconds` raises. All ranks are ended `seconds` + 5 seconds
+    after the start, whatever they are doing. If a rank fails, all are ended
+    at once, and RuntimeError names the rank that failed first, and says why.
     """
     if sys.platform != "linux":
         raise RuntimeError(
@@ -128,7 +128,8 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", **options
         )
-        # for this group only: the group of a rehearsal has nobody to wait for
+        # for this group only: the pretended groups of lesson 13 would wait
+        # for ranks that do not exist
         os.environ["TORCH_DIST_INIT_BARRIER"] = "0"
         torch.save(function(*arguments), folder / f"result-{rank}")
     except BaseException as error:

@@ -31,7 +31,7 @@ def on_ranks(ranks, function, *arguments, seconds=60):
 
     返回的张量都在 CPU 上。各个 rank 打印的内容按 rank 的顺序显示，
     警告和日志不显示。集合通信等待超过 seconds 秒就会报错；
-    再过 5 秒，无论在做什么，所有 rank 都会被结束。
+    从启动算起，过了 seconds + 5 秒，无论在做什么，所有 rank 都会结束。
     只要有一个 rank 出错，就立刻结束所有 rank，并抛出 RuntimeError，
     说明最先出错的是哪个 rank、为什么出错。
     """
