@@ -34,6 +34,16 @@ def test_pages_open_without_complaints(visit, html, edition, width, scheme):
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
+def test_no_title_has_an_empty_line(visit, edition):
+    """The sign behind a title, which leads to it, would break into a line of its own where the title fills one."""
+    page = visit(f"{edition}/questions_errors.html", viewport={"width": 390, "height": 900})
+    heights = "[...document.querySelectorAll('h2')].map(title => title.getBoundingClientRect().height)"
+    before = page.evaluate(heights)
+    page.add_style_tag(content=".headerlink { display: none !important }")
+    assert page.evaluate(heights) == before
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
 def test_pages_meet_a_strict_policy(visit, served, edition):
     page = visit(f"{edition}/index.html", site=served)
     for name in [*PAGES, "search"]:
