@@ -218,20 +218,12 @@ def test_a_sharded_model_cannot_be_copied(of):
     of.on_ranks(2, copied)
 
 
-def recipe(edition):
-    return next(cell.source for cell in BOOK.page(f"{edition}/14_sharding").cells if cell.id == "recipe")
+def recipe():
+    return next(cell.source for cell in BOOK.page("en/14_sharding").cells if cell.id == "recipe")
 
 
-def script(edition):
-    return re.search(r"```python\n(# train.py.*?)```", recipe(edition), re.DOTALL)[1]
-
-
-def test_the_script_is_the_same_in_both_editions():
-    def code(edition):
-        lines = [line.partition("# ")[0].strip() for line in script(edition).splitlines() if "print(" not in line]
-        return [re.sub(r'(assert .*), f".*"', r"\1", line) for line in lines]
-
-    assert code("en") == code("zh")
+def script():
+    return re.search(r"```python\n(# train.py.*?)```", recipe(), re.DOTALL)[1]
 
 
 @pytest.fixture
@@ -240,7 +232,7 @@ def started(of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def start(model=of.Model, changes=(), after=lambda left: left["steps"], ranks=2, **others):
-        text = script("en")
+        text = script()
         for real, here in [
             ('torch.device("cuda", int(os.environ["LOCAL_RANK"]))', 'torch.device("cpu")'),
             ("torch.cuda.set_device(device)", "pass"),
@@ -272,7 +264,7 @@ def started(of, tmp_path, monkeypatch):
 
 
 def test_the_script_trains_saves_and_resumes(started, tmp_path):
-    text = script("en")
+    text = script()
     order = ['device("meta")', "fully_shard(layer", "fully_shard(model", "to_empty", "torch.nan", "AdamW", "load(f"]
     assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
 
@@ -305,7 +297,7 @@ def test_the_script_has_other_dropout_on_each_rank(started):
 
 
 def test_the_script_runs_as_hsdp(started):
-    mesh = re.search(r'`init_device_mesh\("cuda", \(4, 8\), (.*?)\)`', recipe("en"))[1]
+    mesh = re.search(r'`init_device_mesh\("cuda", \(4, 8\), (.*?)\)`', recipe())[1]
     change = ('init_device_mesh("cpu", (dist.get_world_size(),))', f'init_device_mesh("cpu", (2, 2), {mesh})')
     assert started(changes=[change], ranks=4) == [5] * 4
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+import time
 from contextlib import contextmanager
 from itertools import count
 from threading import Thread
@@ -67,12 +68,16 @@ class Firefox:
         assert result["type"] == "success", result
         return json.loads(result["result"].get("value", "null"))
 
-    def wait_for(self, expression):
-        """Waits until an expression holds; returns its value."""
-        return self.evaluate(
-            "new Promise((done) => { const look = () => { const value = "
-            f"{expression}; value ? done(value) : setTimeout(look, 50); }}; look(); }})"
-        )
+    def wait_for(self, expression, seconds=30):
+        """Waits until an expression holds; returns its value.
+
+        Asked anew each time: a promise in a page that another one takes the place of would never be kept.
+        """
+        deadline = time.monotonic() + seconds
+        while not (value := self.evaluate(expression)):
+            assert time.monotonic() < deadline, f"never so: {expression}"
+            time.sleep(0.05)
+        return value
 
     def press(self, *keys):
         actions = [{"type": kind, "value": KEYS.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")]
