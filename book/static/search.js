@@ -15,7 +15,7 @@ const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts]) =>
   parts
     .filter(([, , text]) => text)
     .map(([anchor, title, text, index]) => {
-      const texts = Object.entries({ title, text, index, page });
+      const texts = Object.entries({ title, text, index, page, all: `${title} ${index} ${text}` });
       const lower = Object.fromEntries(texts.map(([where, text]) => [where, text.toLowerCase()]));
       return { url: `${name}.html#${anchor}`, page, title, text, lower };
     }),
@@ -53,7 +53,7 @@ function rating({ url, lower }, query, parts, places = []) {
     score += worth * (inTitle || (index ? IN_TITLE : text ? IN_TEXT + Math.min(text - 1, 4) / 8 : page ? IN_PAGE : 0));
   }
   // The very words, and the place to which the glossary sends those who look up just this term.
-  if (parts.length > 1 && `${lower.title} ${lower.index} ${lower.text}`.includes(query)) score *= 1.5;
+  if (parts.length > 1 && lower.all.includes(query)) score *= 1.5;
   const sent = places.includes(url);
   return { score: sent ? score + 3 * IN_TITLE * rarity(0) : score, matched, sent };
 }
@@ -96,7 +96,7 @@ function stem(word) {
 
 // In how many sections one of these words stands, and what it is worth that it does.
 function spread(names) {
-  return sections.filter(({ lower }) => times(names, `${lower.title} ${lower.index} ${lower.text}`)).length;
+  return sections.filter(({ lower }) => times(names, lower.all)).length;
 }
 
 function rarity(count) {
@@ -106,6 +106,7 @@ function rarity(count) {
 // How often words stand in a text; those in Latin letters at the beginning of a word, or whole.
 function times(names, text, whole = false) {
   return names.reduce((sum, name) => {
+    if (!text.includes(name)) return sum; // in most texts they do not, and this is seen at once
     if (!/^\w/.test(name)) return sum + text.split(name).length - 1;
     const literal = name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
     const end = whole || name.length < 3 ? "(?!\\w)" : "";

@@ -1,21 +1,22 @@
 """The site of the book as it ships, and a browser."""
 
+import json
 import os
 import shutil
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
 import pytest
 
+from book import runs
 from book.site import site_folder
-from tests.conftest import once, run_book
+from tests.conftest import EDITIONS, copy_repository, once, run_book
 
 
-def render(folder):
+def render(folder, **environment):
     """Renders a copy of the repository that has been executed; returns what went wrong, or nothing."""
-    done = run_book(folder, "render", timeout=600)
+    done = run_book(folder, "render", timeout=600, **environment)
     return done.stderr if done.returncode else ""
 
 
@@ -26,10 +27,32 @@ def html(place, shipped):
     return site_folder(shipped)
 
 
-@pytest.fixture(scope="module")
-def repository(shipped, html, tmp_path_factory):
-    """A copy of the rendered book that the tests of a module may change."""
-    return Path(shutil.copytree(shipped, tmp_path_factory.mktemp("copy") / "repository", symlinks=True))
+@pytest.fixture(scope="session")
+def elsewhere(place, shipped):
+    """The folder of the site as it is where its repository and its address are known, and another run is recorded.
+
+    That is its own run under the name of a GPU that does not exist: a label, no result. Of lesson 4's cell run-2, an
+    older version has been recorded.
+    """
+
+    def make(folder):
+        shutil.copytree(runs.run_folder(shipped), runs.run_folder(copy_repository(folder)))
+        for path in (folder / "runs").glob("*.json"):
+            path.unlink()
+        done = run_book(folder, "record", "run")
+        if done.returncode:
+            return done.stderr
+        (path,) = (folder / "runs").glob("*.json")
+        run = json.loads(path.read_text(encoding="utf-8"))
+        path.unlink()
+        for provenance in run["lessons"].values():
+            provenance.update(gpus=["Made-up GPU"] * 2, executed="2025-01-02T03:04:05+00:00")
+        for edition in EDITIONS:
+            run["cells"][f"{edition}/04_data_parallel"]["run-2"]["code"] = "older"
+        (folder / "runs" / "made-up.json").write_text(json.dumps(run), encoding="utf-8")
+        return render(folder, GITHUB_REPOSITORY="somebody/book", BOOK_ADDRESS="https://example.org/book/")
+
+    return site_folder(once(place, "elsewhere", make))
 
 
 # What a server may forbid without harming the site.

@@ -3,6 +3,7 @@
 from functools import cache
 from itertools import cycle
 
+from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 
 from tests.conftest import BOOK, EDITIONS
@@ -19,3 +20,10 @@ def parse(path):
 
 
 soup = cache(parse)  # for reading only; parsing a page takes a while
+
+
+def violations(page, place=None):
+    """What axe finds wrong for those who cannot see a page, or this place of it."""
+    options = {"preload": False, "resultTypes": ["violations"]}  # what passes is not described: that takes seconds
+    found = Axe().run(page, place, options=options).response["violations"]
+    return [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found]

@@ -1,37 +1,11 @@
 """What another machine has recorded stands beside the page's own output, in tabs."""
 
-import json
-
 import pytest
 
-from book.site import site_folder
-from tests.conftest import run_book
-from tests.site.conftest import render, serving
+from tests.site.conftest import serving
 from tests.site.reading import parse
 
 LESSON, CELL = "04_data_parallel", "run-2"
-
-
-@pytest.fixture(scope="module")
-def recorded(repository):
-    """The site with its own run recorded once more, under the name of a GPU that does not exist: a label, no result.
-
-    Of lesson 4's cell run-2, an older version has been recorded.
-    """
-    for path in (repository / "runs").glob("*.json"):
-        path.unlink()
-    assert "recorded: runs/" in run_book(repository, "record", "run").stdout
-    (path,) = (repository / "runs").glob("*.json")
-    run = json.loads(path.read_text(encoding="utf-8"))
-    path.unlink()
-    for provenance in run["lessons"].values():
-        provenance.update(gpus=["Made-up GPU"] * 2, executed="2025-01-02T03:04:05+00:00")
-    for id, cells in run["cells"].items():
-        if id.endswith(LESSON):
-            cells[CELL]["code"] = "older"
-    (repository / "runs" / "made-up.json").write_text(json.dumps(run), encoding="utf-8")
-    assert render(repository) == ""
-    return site_folder(repository)
 
 
 EDITIONS = pytest.mark.parametrize(
@@ -41,8 +15,8 @@ EDITIONS = pytest.mark.parametrize(
 
 
 @EDITIONS
-def test_a_recorded_run_stands_beside_the_pages_own(recorded, edition, here, older):
-    groups = parse(recorded / edition / f"{LESSON}.html").select(".runs")
+def test_a_recorded_run_stands_beside_the_pages_own(elsewhere, edition, here, older):
+    groups = parse(elsewhere / edition / f"{LESSON}.html").select(".runs")
     assert len(groups) == 4  # run(1), run(2), run(3), run(8)
     for group in groups:
         mine, other = group.select(".run")
@@ -53,20 +27,20 @@ def test_a_recorded_run_stands_beside_the_pages_own(recorded, edition, here, old
 
 
 @EDITIONS
-def test_what_was_recorded_from_an_older_cell_is_marked(recorded, edition, here, older):
-    (mark,) = parse(recorded / edition / f"{LESSON}.html").select(".run-stale")
+def test_what_was_recorded_from_an_older_cell_is_marked(elsewhere, edition, here, older):
+    (mark,) = parse(elsewhere / edition / f"{LESSON}.html").select(".run-stale")
     assert older in mark.text
     assert mark.find_parent(class_="runs").find_previous(class_="cell", id=True)["id"] == f"cell-{CELL}"
 
 
-def test_links_to_cells_with_tabs_lead_to_them(recorded):
-    page = parse(recorded / "en" / f"{LESSON}.html")
+def test_links_to_cells_with_tabs_lead_to_them(elsewhere):
+    page = parse(elsewhere / "en" / f"{LESSON}.html")
     for id in ("cell-run-1", "cell-run-8"):
         assert page.find(id=id)
 
 
-def test_tabs(recorded, browser):
-    with serving(recorded) as address:
+def test_tabs(elsewhere, browser):
+    with serving(elsewhere) as address:
         context = browser.new_context()
         context.add_init_script("localStorage.setItem('show-all', 'true')")  # a prediction keeps back what follows
         tab = context.new_page()
