@@ -48,4 +48,6 @@ def test_addresses_of_the_site_and_the_repository(elsewhere):
         assert page.select('link[hreflang="en"][href="https://example.org/book/en/03_model.html"]')
         assert page.select(f'link[rel="canonical"][href="https://example.org/book/{edition}/03_model.html"]')
         assert page.select(f'meta[content="https://example.org/book/{edition}/_static/share.png"]')
-    assert parse(elsewhere / "404.html").base["href"] == "https://example.org/book/", "it finds its style in a folder, too"
+    assert parse(elsewhere / "404.html").base["href"] == "https://example.org/book/", (
+        "it finds its style in a folder, too"
+    )
