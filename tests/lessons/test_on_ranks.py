@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_written(cell, monkeypatch):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("edition, late", zip(EDITIONS, [False, True], strict=True))
+@pytest.mark.parametrize("edition, late", [*zip(EDITIONS, [False, True], strict=True)])
 def test_ranks_end_with_their_notebook(edition, sent, late, tmp_path):
     """As the stop button ends it, and as Linux does when memory runs out; in a program of its own.
 
