@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import json
+from functools import cache
 from typing import Any
 
 from .model import Cell, Lesson
@@ -49,6 +50,7 @@ def structure(cell: Cell) -> Any:
     return [*parts, about.get("functions"), about.get("values"), about.get("presets")]
 
 
+@cache
 def functions(lesson: Lesson) -> dict[str, str]:
     """The functions that the lesson defines at the top of its cells, by name."""
     found: dict[str, str] = {}

@@ -128,7 +128,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", **options
         )
-        # for this group only: the pretended groups of lesson 13 would wait
+        # for this group only: the fake groups of lesson 13 would wait
         # for ranks that do not exist
         os.environ["TORCH_DIST_INIT_BARRIER"] = "0"
         torch.save(function(*arguments), folder / f"result-{rank}")

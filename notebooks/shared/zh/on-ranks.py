@@ -11,7 +11,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-# 让 PyTorch 数 GPU 时不启动 CUDA：启动过 CUDA 的进程不能再 fork
+# 让 PyTorch 数 GPU 时不初始化 CUDA：初始化过 CUDA 的进程不能再 fork
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 import torch
@@ -123,7 +123,7 @@ def one_rank(rank, ranks, folder, backend, seconds, function, arguments):
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", **options
         )
-        # 只对这个进程组：预演用的进程组里没有别的 rank 可等
+        # 只对这个进程组生效：第 13 课预演时另建的进程组里，没有别的 rank 可等
         os.environ["TORCH_DIST_INIT_BARRIER"] = "0"
         torch.save(function(*arguments), folder / f"result-{rank}")
     except BaseException as error:

@@ -22,8 +22,8 @@ def peak(model, batch, gpus, how, checkpoint=False, precision=None):
     """用假张量（fake tensor）预演 Adam 的一步训练，返回显存占用最多的 GPU 在
     峰值那一刻，各类内容各占多少字节。
 
-    model：不带参数的函数，返回模型。如果模型的输出是一个数，它就是损失；否则用
-    输出的平方的均值代替损失。
+    model：不带参数的函数，返回模型。如果模型的输出是一个数，就把它当作损失；
+    否则用输出的平方的均值代替损失
     batch：调用模型时传入的张量，每行一个样本，要包含整个批次；也可以是返回这些
     张量的函数
     how："one"、"DataParallel"、"DDP" 或 "FSDP2"
@@ -85,7 +85,7 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
         optimizer = torch.optim.Adam(module.parameters(), foreach=True)
         if how == "FSDP2":
             with torch.no_grad():
-                network(*rows)  # 第一次前向传播会把分片布置好
+                network(*rows)  # 第一次前向传播时，FSDP2 才完成分片的初始化
             module.reshard()
         for weight in module.parameters():
             weight.grad = (
@@ -133,7 +133,7 @@ def storages(tensors):
 
 
 class Rehearsal(TorchDispatchMode):
-    """跟踪每块存储：从创建它的算子开始，到释放为止。"""
+    """跟踪每块存储：从创建它的算子开始，到存储被释放为止"""
 
     def __init__(self, module, optimizer, others):
         super().__init__()
@@ -210,7 +210,7 @@ class Rehearsal(TorchDispatchMode):
                 self.follow(tensor.untyped_storage(), "activations")
             return tensor
 
-        def resize(storage, size):  # FSDP2 就是这样收集和释放一个块的权重
+        def resize(storage, size):  # FSDP2 就是这样凑齐和释放一个块的权重
             plain_resize(storage, size)
             self.follow(storage, "gathered")
 
@@ -232,8 +232,8 @@ class Rehearsal(TorchDispatchMode):
 
 
 class OnGpu0(nn.Module):
-    """GPU 0 上的 DataParallel：副本 0 的梯度全部算完才相加；输出也都
-    收集到这里。
+    """GPU 0 上的 DataParallel：各副本的梯度要等全部算完才相加；
+    输出也都收集到这里
     """
 
     def __init__(self, module, gpus):
