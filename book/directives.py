@@ -61,11 +61,14 @@ class LessonTable(Scripted):
 
 
 class SplitExplorer(Scripted):
-    """The split explorer: who gets which rows of a batch."""
+    """The split explorer: who gets which rows of a batch. Its content, if any, is what it begins with, as JSON."""
+
+    has_content = True
 
     def run(self) -> list[nodes.Node]:
         self.scripts("explorer.js")
-        return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", {}), format="html")]
+        about = {"start": "".join(self.content)}
+        return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", about), format="html")]
 
 
 class Played(Scripted):

@@ -108,7 +108,8 @@ class Pages:
                 lead = _(
                     "Something to play with. Wherever the lesson asks you to predict, do so first, then check your answer here."
                 )
-                directive = f"{lead}\n\n```{{{EXPLORER}}}\n```\n"
+                start = '{"rows": 7, "gpus": 3}'  # for which no prediction asks
+                directive = f"{lead}\n\n```{{{EXPLORER}}}\n{start}\n```\n"
                 cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
         return {**notebook, "cells": cells}
 

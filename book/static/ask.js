@@ -16,9 +16,11 @@ function say(name, values = {}) {
   return filled(say.words[name], values);
 }
 
-// What one has typed, as entries: numbers where they are some, other words in small letters.
+// What one has typed, as entries: numbers where they are some, other words in small letters; "B and D" are two.
 function entries(text) {
-  const plain = text.normalize("NFKC").replaceAll("−", "-").replaceAll("、", ",").replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,");
+  const and = say("and").split(" ").map((word) => (/\w/.test(word) ? `\\b${word}\\b` : word)).join("|");
+  const plain = text.normalize("NFKC").replaceAll("−", "-").replaceAll("、", ",").replace(new RegExp(and, "gi"), ",")
+    .replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,");
   return plain.split(/[\s,;[\](){}"'“”]+/).filter(Boolean).map((word) => {
     const [, above, below] = /^(-?[\d.]+)\/([\d.]+)$/.exec(word) ?? [];
     const number = below ? above / below : Number(word.replace(/%$/, ""));
@@ -39,7 +41,7 @@ function same(given, truth) {
   return String(given) === String(truth).toLowerCase();
 }
 
-const rounded = (number) => String(Number(number.toPrecision(4)));
+const rounded = (number) => String(Number.isInteger(number) ? number : Number(number.toPrecision(4)));
 
 function shown(value) {
   if (Array.isArray(value)) return value.map(shown).join(", ");
@@ -50,7 +52,8 @@ function shown(value) {
 function judged({ kind, right }, text, exercise, it) {
   const [truth] = right;
   if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }), none: true };
-  const given = entries(kind === "number" ? oneNumber(text) : text);
+  const letters = kind === "list" && truth.every((each) => /^[A-Z]$/.test(each)); // then BD is B, D
+  const given = letters ? entries(text).flatMap((word) => [...String(word)]) : entries(kind === "number" ? oneNumber(text) : text);
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
     return { problem: say("numbers") };
@@ -101,10 +104,18 @@ class AskBox extends HTMLElement {
     const given = this.given();
     const verdicts = this.judge(given);
     if (verdicts.some(({ problem }) => problem)) return;
-    const right = verdicts.every((each) => each.right);
+    // Once right, an exercise is solved, whatever one tries later.
+    const right = verdicts.every((each) => each.right) || kept.read(KEPT + this.name)?.right === true;
     const isKept = kept.write(KEPT + this.name, { given, right });
     this.querySelector(".ask-buttons [role=status]").textContent = isKept ? "" : say("notKept");
     this.open();
+  }
+
+  // Where to go on from a field in which something stands: to the next one in which nothing does.
+  nextEmpty(field) {
+    const fields = this.questions.map(({ inputs }, i) => ({ input: inputs[0], mine: inputs.includes(field), given: this.given()[i] }));
+    const at = fields.findIndex(({ mine }) => mine);
+    return fields[at]?.given.trim() && fields.slice(at + 1).find(({ given }) => !given.trim())?.input;
   }
 
   // What has been answered before, here or in another tab.
@@ -241,6 +252,12 @@ document.addEventListener("submit", (event) => {
   if (!box) return;
   event.preventDefault();
   box.answer();
+});
+document.addEventListener("keydown", (event) => {
+  const next = event.key === "Enter" && event.target.matches("input:not([type=radio])") && event.target.closest("ask-box")?.nextEmpty(event.target);
+  if (!next) return;
+  event.preventDefault();
+  next.focus();
 });
 document.addEventListener("click", ({ target }) => {
   target.closest("show-all button")?.parentElement.change();

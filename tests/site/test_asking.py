@@ -106,6 +106,43 @@ def test_odd_input(visit, text, words):
     assert box(page).locator("input").first.get_attribute("aria-invalid") == (None if readable else "true")
 
 
+def test_enter_goes_on_to_the_next_empty_field(visit):
+    """It gave away the answer of the second question before anybody could make a prediction."""
+    page = visit("en/04_data_parallel.html")
+    first, second = box(page).locator("input").all()
+    first.fill("15, 15")
+    first.press("Enter")
+    assert second.evaluate("field => field === document.activeElement") and said(page) == ["", ""]
+    second.press("Enter")  # one who says nothing wants to see it
+    assert said(page) == ["Right.", "You said nothing. It is: 5, 5."]
+
+
+def test_what_was_solved_once_stays_solved(visit, html):
+    name = "04_data_parallel/exercise-2"
+    page = visit("en/04_data_parallel.html")
+    answer(page, "14", name=name)
+    box(page, name).locator("input").fill("13")
+    page.keyboard.press("Enter")
+    assert said(page, name) == ["Not yet: too small."]
+    page.goto(f"{html.as_uri()}/en/index.html")
+    assert page.get_by_text("1 of 3 exercises solved").is_visible()
+
+
+@pytest.mark.parametrize(
+    "name, edition, texts",
+    [
+        ("06_gradients/equal-chunks", "en", ("3, 2", "8 and 2")),
+        ("06_gradients/equal-chunks", "zh", ("3、2", "8和2")),
+        ("06_gradients/counted-rows", "en", ("D and B",)),
+        ("06_gradients/counted-rows", "zh", ("bd",)),
+    ],
+)
+def test_where_order_means_nothing_any_order_is_right(visit, name, edition, texts):
+    page = visit(f"{edition}/06_gradients.html")
+    answer(page, *texts, name=name)
+    assert {*said(page, name)} == {{"en": "Right.", "zh": "答对了。"}[edition]}
+
+
 @pytest.mark.parametrize(
     "text, words",
     [
