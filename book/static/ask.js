@@ -104,18 +104,17 @@ class AskBox extends HTMLElement {
     const given = this.given();
     const verdicts = this.judge(given);
     if (verdicts.some(({ problem }) => problem)) return;
-    // Once right, an exercise is solved, whatever one tries later.
     const right = verdicts.every((each) => each.right) || kept.read(KEPT + this.name)?.right === true;
     const isKept = kept.write(KEPT + this.name, { given, right });
     this.querySelector(".ask-buttons [role=status]").textContent = isKept ? "" : say("notKept");
     this.open();
   }
 
-  // Where to go on from a field in which something stands: to the next one in which nothing does.
+  // From a field that is filled in: the next one that is not.
   nextEmpty(field) {
-    const fields = this.questions.map(({ inputs }, i) => ({ input: inputs[0], mine: inputs.includes(field), given: this.given()[i] }));
-    const at = fields.findIndex(({ mine }) => mine);
-    return fields[at]?.given.trim() && fields.slice(at + 1).find(({ given }) => !given.trim())?.input;
+    const inputs = this.questions.map((each) => each.inputs[0]);
+    const later = inputs.slice(inputs.indexOf(field) + 1);
+    return field.value.trim() && later.find((each) => each.type === "text" && !each.value.trim());
   }
 
   // What has been answered before, here or in another tab.
