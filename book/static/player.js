@@ -46,7 +46,7 @@ class StepPlayer extends HTMLElement {
   }
 
   show(at) {
-    const before = this.steps[this.at ?? at].held;
+    const before = this.steps[Math.max(0, at - 1)].held;
     this.at = at;
     const { sentence, line, held } = this.steps[at];
     this.querySelector(".player-line code").textContent = line;
@@ -54,7 +54,8 @@ class StepPlayer extends HTMLElement {
     this.querySelector(".player-count").textContent = `${at + 1} / ${this.steps.length}`;
     [...this.querySelectorAll(".player-devices section")].forEach((box, i) => {
       box.lastChild.replaceChildren();
-      for (const word of held[i].split(" ").filter(Boolean)) add(box.lastChild, "i", {}, word);
+      const earlier = before[i].split(" ");
+      for (const word of held[i].split(" ").filter(Boolean)) add(box.lastChild, earlier.includes(word) ? "i" : "mark", {}, word);
       box.classList.toggle("changed", held[i] !== before[i]);
     });
     for (const [value, end] of [["first", 0], ["back", 0], ["next", this.steps.length - 1], ["last", this.steps.length - 1]]) {

@@ -68,12 +68,12 @@ class Firefox:
         assert result["type"] == "success", result
         return json.loads(result["result"].get("value", "null"))
 
-    def wait_for(self, expression, seconds=30):
+    def wait_for(self, expression):
         """Waits until an expression holds; returns its value.
 
         Asked anew each time: a promise in a page that another one takes the place of would never be kept.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 30
         while not (value := self.evaluate(expression)):
             assert time.monotonic() < deadline, f"never so: {expression}"
             time.sleep(0.05)

@@ -117,6 +117,13 @@ def test_enter_goes_on_to_the_next_empty_field(visit):
     assert said(page) == ["Right.", "You said nothing. It is: 5, 5."]
 
 
+def test_a_whole_number_is_shown_whole(visit):
+    """163,840 was said to be 163800."""
+    page, name = visit("en/13_memory.html"), "13_memory/activations"
+    answer(page, "164000", "327680", name=name)
+    assert said(page, name) == ["It is 163840: 160 less than you said.", "Right."]
+
+
 def test_what_was_solved_once_stays_solved(visit, html):
     name = "04_data_parallel/exercise-2"
     page = visit("en/04_data_parallel.html")

@@ -17,8 +17,8 @@ def test_there_are_players_in_each_edition():
 SHOWN = """player => {
     const text = (place) => player.querySelector(place).innerText;
     const boxes = [...player.querySelectorAll('.player-devices section')];
-    const words = (box) => [...box.querySelectorAll('i')].map((word) => word.innerText);
-    const held = boxes.map((box) => [box.querySelector('b').innerText, words(box)]);
+    const words = (box, kind) => [...box.querySelectorAll(kind)].map((word) => word.innerText);
+    const held = boxes.map((box) => [box.querySelector('b').innerText, words(box, 'i, mark'), words(box, 'mark')]);
     return [text('[role=status]'), text('.player-line'), held, text('.player-count')];
 }"""
 
@@ -32,7 +32,8 @@ def test_every_step_is_what_the_notebook_noted(visit, run, id, cell):
     player = page.locator(f"#player-{cell.id}")
     player.get_by_role("button").nth(2).focus()
     for number, (sentence, line, held) in enumerate(steps, start=1):
-        boxes = [[name, words.split()] for name, words in held]
+        before = dict(steps[max(0, number - 2)][2])
+        boxes = [[n, (now := words.split()), [w for w in now if w not in before[n].split()]] for n, words in held]
         assert player.evaluate(SHOWN) == [sentence, line, boxes, f"{number} / {len(steps)}"]
         page.keyboard.press("ArrowRight")
     assert f"step={len(steps)}" in page.url
@@ -41,6 +42,16 @@ def test_every_step_is_what_the_notebook_noted(visit, run, id, cell):
         assert player.locator(".player-count").inner_text() == f"{at} / {len(steps)}"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not violations(page, f"#player-{cell.id}")
+
+
+def test_a_link_to_a_step_marks_what_that_step_changed(visit):
+    """It marked what differs from the first one."""
+    page = visit("en/10_distributed.html#player-ring?step=3", viewport={"width": 1280, "height": 900})
+    linked = page.locator("#player-ring .player-devices").inner_html()
+    page.locator("#player-ring button[value=back]").click()
+    page.locator("#player-ring button[value=next]").click()
+    assert page.locator("#player-ring .player-devices").inner_html() == linked
+    assert page.locator("#player-ring mark").count() == 4, "each rank has added one part"
 
 
 @PLAYERS
