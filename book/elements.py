@@ -9,8 +9,11 @@ from xml.etree import ElementTree
 
 from docutils import nodes
 from markdown_it import MarkdownIt
+from pygments.formatters import HtmlFormatter
+from pygments.token import Name, Punctuation, Text, Whitespace
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.highlighting import PygmentsBridge
 from sphinx.locale import _
 from sphinx.transforms import SphinxTransform
 
@@ -26,6 +29,15 @@ def add_elements(app: Sphinx) -> None:
     app.add_node(nodes.section, override=True, html=(visit_section, None))
     app.add_node(nodes.title, override=True, html=(visit_title, None))
     app.add_transform(MarkCells)
+    PygmentsBridge.html_formatter = LightFormatter
+
+
+class LightFormatter(HtmlFormatter):  # type: ignore[misc]
+    """Marks no name, bracket or space, whose colour is that of the block: code is most of a page's weight."""
+
+    def format_unencoded(self, tokensource: Any, outfile: Any) -> None:
+        marked = ((Text if kind in (Name, Punctuation, Whitespace) else kind, text) for kind, text in tokensource)
+        super().format_unencoded(marked, outfile)
 
 
 class MarkCells(SphinxTransform):
