@@ -3,21 +3,22 @@
 "ask": [{"question": "10 rows on 3 GPUs, the rows of each", "truth": "sizes"}]
 
 `truth` is an expression, whose value is a number, yes or no, a text, or a list of them; in it, `printed` is what the
-cell wrote. With `choices`, {"value": "its
-words"}, it is one of their values; with "any": true it is a list of all right answers. After a prediction, the page
-keeps back what the cell puts out until the reader has answered; in an exercise's check, it tells right from wrong.
+cell wrote. With `choices`, {"value": "its words"}, it is one of their values; with "any": true it is a list of all right
+answers. After a prediction, the page keeps back what the cell puts out until the reader has answered; in an exercise's
+check, it tells right from wrong, and "hint" is for those who are wrong, if what the check prints then is no such hint.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 from . import calculators, players
 from .model import Cell, Lesson
 
 TRUTHS = "application/vnd.book.truths+json"  # the MIME type of an output that no page shows
-KEYS = {"question", "truth", "choices", "any"}
+KEYS = {"question", "truth", "choices", "any", "hint"}
 
 
 def questions(cell: Cell) -> list[dict[str, Any]]:
@@ -63,10 +64,12 @@ def asked(cell: Cell, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def hint(cell: Cell) -> str:
-    """What an exercise's check prints last, where that is the same for every wrong answer."""
-    texts = [node.value for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Constant)]
-    wrong = [text for text in texts if isinstance(text, str) and text.startswith("✗")]
-    return wrong[-1].partition(":")[2].strip() if len(wrong) == 1 and "{" not in wrong[0] else ""
+    """The hint of a question; or what an exercise's check prints, where that is the same for every wrong answer."""
+    given = [each["hint"] for each in questions(cell) if "hint" in each]
+    printed = [node.args[0] for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call) and node.args]
+    texts = [str(text.value) for text in printed if isinstance(text, ast.Constant)]
+    wrong = [re.split("[:：]", text, maxsplit=1)[-1].strip() for text in texts if text.startswith("✗")]
+    return next(iter(given), wrong[0] if len(wrong) == 1 else "")
 
 
 def wrong(cell: Cell) -> str:
