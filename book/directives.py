@@ -20,12 +20,7 @@ EXPLORER = "split-explorer"  # and the tag of a cell that the explorer stands af
 
 def add_directives(app: Sphinx, book: Book, edition: Edition) -> None:
     LessonTable.book, LessonTable.edition = book, edition
-    directives = {
-        "lesson-table": LessonTable,
-        EXPLORER: SplitExplorer,
-        CALCULATOR: LessonCalculator,
-        PLAYER: StepPlayer,
-    }
+    directives = {"lesson-table": LessonTable, EXPLORER: SplitExplorer, CALCULATOR: Played, PLAYER: Played}
     for name, directive in directives.items():
         app.add_directive(name, directive)
 
@@ -72,21 +67,12 @@ class SplitExplorer(Scripted):
 
 
 class Played(Scripted):
-    """What is made by a template; the directive's content is what the template is to know, as JSON."""
+    """Calculators and step players: made by a template, which is to know the directive's content, as JSON."""
 
     has_content = True
-    template: ClassVar[str]
 
     def run(self) -> list[nodes.Node]:
-        about = json.loads("\n".join(self.content))
-        self.scripts(*about.get("scripts", []), f"{self.template}.js")
-        html = self.env.app.builder.templates.render(f"{self.template}.html", about)
-        return [nodes.raw("", html, format="html")]
-
-
-class LessonCalculator(Played):
-    template = "calculator"
-
-
-class StepPlayer(Played):
-    template = "player"
+        about, kind = json.loads("\n".join(self.content)), self.name.partition("-")[2]
+        self.scripts(*about.get("scripts", []), f"{kind}.js")
+        html = self.env.app.builder.templates.render(f"{kind}.html", about)
+        return [nodes.raw("", html, format="html", kind=kind)]

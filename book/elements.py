@@ -86,7 +86,7 @@ def is_code(node: Any) -> bool:
 
 def into_box(cell: Any, about: dict[str, Any]) -> None:
     """Puts a form after a cell, and into it what shows the answer: of a prediction, what the cell puts out and all that
-    follows, up to the next prediction or heading; of an exercise, nothing."""
+    follows but calculators, up to the next prediction or heading; of an exercise, nothing."""
     box, parent, place = AskBox("", **about), cell.parent, cell.parent.index(cell)
     if about["exercise"]:
         parent.insert(place - 1, box)  # before the cell with the answer, which the one that checks it follows
@@ -99,7 +99,8 @@ def into_box(cell: Any, about: dict[str, Any]) -> None:
         ends = isinstance(node, (nodes.section, nodes.target, AskBox))
         return not ends and "predict" not in node.get("classes", ())
 
-    follow = list(takewhile(follows, parent.children[place + 1 :]))
+    rest = takewhile(follows, parent.children[place + 1 :])
+    follow = [node for node in rest if node.get("kind") != "calculator"]
     for node in follow:
         parent.remove(node)
     box += [nodes.container("", *cell.children[1:], classes=cell["classes"], is_div=True), *follow]

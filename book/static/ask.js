@@ -10,6 +10,16 @@ function keptAnswers() {
   return Object.fromEntries(keys.map((key) => [key.slice(KEPT.length), kept.read(key)]));
 }
 
+// The answers in a file that a reader has saved; none if it is another file.
+function fromFile(text) {
+  try {
+    const isAnswer = ([name, answer]) => name.includes("/") && Array.isArray(answer?.given);
+    return Object.fromEntries(Object.entries(JSON.parse(text)).filter(isAnswer));
+  } catch {
+    return {};
+  }
+}
+
 // A sentence of the page's language, such as "It is %(truth)s.", with its values.
 function say(name, values = {}) {
   say.words ??= JSON.parse(document.querySelector("#ask-words").textContent);
@@ -28,9 +38,14 @@ function entries(text) {
   });
 }
 
-// 163,840 is one number; and a unit may follow: 720 MB, 30分钟.
+// 163,840 is one number; and a word may stand before it or after it: step 4, 720 MB, 30分钟.
 function oneNumber(text) {
-  return text.replace(/,(?=\d{3}(?!\d))/g, "").replace(/^([^\p{L}]*\d)\s*[\p{L}%/]+\s*$/u, "$1");
+  return text.replace(/,(?=\d{3}(?!\d))/g, "").replace(/^\s*\p{L}*\s*([^\p{L}]*\d)\s*[\p{L}%/]*\s*$/u, "$1");
+}
+
+// So may one after a list: 4, 4, 2 rows.
+function numbers(text) {
+  return text.replace(/(\d)\s*\p{L}+\s*$/u, "$1");
 }
 
 // Whole numbers are to be met, others to one part in fifty: two digits are enough.
@@ -53,7 +68,8 @@ function judged({ kind, right }, text, exercise, it) {
   const [truth] = right;
   if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }), none: true };
   const letters = kind === "list" && truth.every((each) => /^[A-Z]$/.test(each)); // then BD is B, D
-  const given = letters ? entries(text).flatMap((word) => [...String(word)]) : entries(kind === "number" ? oneNumber(text) : text);
+  const read = { number: oneNumber, list: typeof truth[0] === "number" ? numbers : String }[kind] ?? String;
+  const given = entries(read(text)).flatMap((word) => (letters ? [...String(word)] : [word]));
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
     return { problem: say("numbers") };
@@ -64,10 +80,8 @@ function judged({ kind, right }, text, exercise, it) {
     const off = rounded(Math.abs(given[0] - truth));
     return { words: exercise ? say(high ? "tooHigh" : "tooLow") : say(high ? "high" : "low", { truth: it, off }) };
   }
-  if (kind === "list" && given.length === truth.length) {
-    const places = { truth: it, count: truth.length, same: truth.filter((each, i) => same(given[i], each)).length };
-    return { words: say(exercise ? "listNotYet" : "list", places) };
-  }
+  const inPlace = kind === "list" && given.length === truth.length && truth.filter((each, i) => same(given[i], each)).length;
+  if (inPlace) return { words: say(exercise ? "listNotYet" : "list", { truth: it, count: truth.length, same: inPlace }) };
   return { words: exercise ? say("notYet") : say("wrong", { truth: it }) };
 }
 
@@ -197,7 +211,7 @@ class SolvedCount extends HTMLElement {
   }
 }
 
-// The answers are the reader's: to be taken along, or to be erased.
+// The answers are the reader's: to be taken along and brought back, or to be erased.
 class KeptAnswers extends HTMLElement {
   take() {
     const link = document.createElement("a");
@@ -207,11 +221,31 @@ class KeptAnswers extends HTMLElement {
     URL.revokeObjectURL(link.href);
   }
 
+  bring() {
+    const field = document.createElement("input");
+    Object.assign(field, { type: "file", accept: ".json", onchange: async () => this.put(await field.files[0].text()) });
+    field.click();
+  }
+
+  // What was solved here stays so.
+  put(text) {
+    const answers = Object.entries(fromFile(text));
+    const written = answers.map(([name, { given, right }]) => {
+      return kept.write(KEPT + name, { given, right: right === true || kept.read(KEPT + name)?.right === true });
+    });
+    const words = answers.length === 0 ? "noAnswers" : written.every(Boolean) ? "brought" : "notKept";
+    this.tell(say(words, { count: answers.length }));
+  }
+
   erase() {
     if (!confirm(say("erase"))) return;
     for (const name of Object.keys(keptAnswers())) localStorage.removeItem(KEPT + name);
+    this.tell(say("erased"));
+  }
+
+  tell(words) {
     for (const count of document.querySelectorAll("solved-count")) count.update();
-    this.querySelector("[role=status]").textContent = say("erased");
+    this.querySelector("[role=status]").textContent = words;
   }
 }
 

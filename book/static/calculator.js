@@ -64,7 +64,8 @@ class LessonCalculator extends HTMLElement {
     this.querySelector(".calculator-problem").textContent = wrong.map((input) => this.problem(input)).join(" ");
     if (wrong.length) {
       for (const place of this.querySelectorAll("dd")) place.textContent = "–";
-      this.querySelector(".calculator-table tbody")?.replaceChildren();
+      this.querySelector("[role=status]").textContent = "";
+      this.showTable(false);
       return false;
     }
     const results = this.count(...values);
@@ -72,12 +73,14 @@ class LessonCalculator extends HTMLElement {
       place.textContent = this.shown(results[i], place);
     });
     this.vary(values);
+    this.showTable(true);
     return true;
   }
 
   problem(input) {
     const { number, whole } = this.dataset;
-    return filled("whole" in input.dataset ? whole : number, { name: nameOf(input), least: input.dataset.least });
+    const least = Number(input.dataset.least).toLocaleString(document.documentElement.lang, { maximumFractionDigits: 9 });
+    return filled("whole" in input.dataset ? whole : number, { name: nameOf(input), least });
   }
 
   shown(result, { dataset }) {
@@ -86,6 +89,11 @@ class LessonCalculator extends HTMLElement {
     const digits = Number(dataset.digits);
     const options = Number.isInteger(result) ? {} : { maximumSignificantDigits: digits };
     return result.toLocaleString(document.documentElement.lang, options) + (dataset.unit ? ` ${dataset.unit}` : "");
+  }
+
+  showTable(shown) {
+    const table = this.querySelector(".calculator-table");
+    if (table) table.hidden = !shown;
   }
 
   // The first result with half and with twice of each number: what it hangs on.

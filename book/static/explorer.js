@@ -21,10 +21,10 @@ class SplitExplorer extends HTMLElement {
     this.state = { rows: 10, gpus: 8, dim: 0, ...JSON.parse(this.dataset.start ?? "{}") }; // three GPUs are idle
     const linked = this.readAddress();
     this.build();
-    this.show();
+    this.fill();
     // When all is loaded: figures above would push the explorer away again.
     if (linked) addEventListener("load", () => this.scrollIntoView({ behavior: "instant" }));
-    addEventListener("hashchange", () => this.readAddress() && this.show());
+    addEventListener("hashchange", () => this.readAddress() && this.fill());
     this.said = this.sentence(); // only changes are read aloud
   }
 
@@ -53,15 +53,13 @@ class SplitExplorer extends HTMLElement {
       const label = add(form, "label");
       const name = add(label, "span", {}, words[key]);
       add(label, "span", { class: "page-note" }, filled(words.limits, { most: MOST[key] }));
-      const number = add(label, "input", { type: "number", min: 1, max: MOST[key], inputmode: "numeric" });
+      const number = add(label, "input", { type: "number", min: 1, max: MOST[key], required: "", inputmode: "numeric" });
       const slider = add(form, "input", { type: "range", min: 1, max: SLIDER[key], "aria-label": words[key] });
-      for (const input of [number, slider]) {
-        input.addEventListener("input", () => input.value && this.change(key, this.within(key, input.value)));
-      }
       number.addEventListener("focus", () => number.select()); // what is typed takes the old number's place
-      // Enter, or the end of typing: what does not count is replaced by what does.
-      number.addEventListener("change", () => {
-        number.value = this.state[key];
+      number.addEventListener("input", () => this.typed(key));
+      slider.addEventListener("input", () => {
+        number.value = slider.value;
+        this.typed(key);
       });
       this.fields[key] = { name, number, slider };
     }
@@ -74,6 +72,7 @@ class SplitExplorer extends HTMLElement {
       radio.addEventListener("change", () => this.change("dim", dim));
       return radio;
     });
+    this.problem = add(this, "p", { class: "calculator-problem", role: "alert" });
     this.shape = add(this, "p");
     this.strip = add(this, "div", { class: "explorer-strip", "aria-hidden": "true" });
     this.scale = add(this, "p", { class: "page-note" });
@@ -82,6 +81,18 @@ class SplitExplorer extends HTMLElement {
     add(this, "p", { class: "page-note" }, words.why);
     this.box = add(this, "div", { class: "explorer-table", role: "group", "aria-label": words.caption });
     this.table = add(this.box, "table", { class: "docutils", "aria-label": words.caption });
+  }
+
+  fill() {
+    for (const key of ["rows", "gpus"]) this.fields[key].number.value = this.state[key];
+    this.show();
+  }
+
+  // What does not count changes nothing but the line that says so.
+  typed(key) {
+    const { number } = this.fields[key];
+    if (number.validity.valid) this.change(key, Number(number.value));
+    else this.showProblem();
   }
 
   change(key, value) {
@@ -114,15 +125,12 @@ class SplitExplorer extends HTMLElement {
   show() {
     const { rows, gpus, dim } = this.state;
     const { words } = this;
-    for (const key of ["rows", "gpus"]) {
-      const { number, slider } = this.fields[key];
-      if (number !== document.activeElement) number.value = this.state[key];
-      slider.value = this.state[key];
-    }
+    for (const key of ["rows", "gpus"]) this.fields[key].slider.value = this.state[key];
     const what = dim === 0 ? words.rows : words.columns;
     this.fields.rows.name.textContent = what;
     this.fields.rows.slider.setAttribute("aria-label", what);
     this.dims[dim].checked = true;
+    this.showProblem();
 
     const shapeOf = (size) => (dim === 0 ? [size, FEATURES] : [FEATURES, size]).join(", ");
     const chunks = SplitExplorer.split(rows, gpus);
@@ -133,6 +141,16 @@ class SplitExplorer extends HTMLElement {
     }
     this.showStrip(chunks, gpus);
     this.showTable(chunks, gpus, shapeOf);
+  }
+
+  showProblem() {
+    const lines = Object.entries(this.fields).map(([key, { name, number }]) => {
+      const { valid } = number.validity;
+      number.ariaInvalid = valid ? null : "true";
+      const values = { name: name.textContent, most: MOST[key], shown: this.state[key] };
+      return valid ? "" : filled(this.words.problem, values);
+    });
+    this.problem.textContent = lines.join(" ");
   }
 
   showStrip(chunks, gpus) {

@@ -89,6 +89,9 @@ def test_what_was_answered_is_there_again_and_in_the_other_edition(visit, html):
     [
         ("[15, 15]", "Right."),
         ("１５、１５", "Right."),
+        ("15, 15 rows", "Right."),
+        ("15、15 行", "Right."),
+        ("3, 4", "It is: 15, 15."),
         ("15", "It is: 15, 15."),
         ("15, 15, 15", "It is: 15, 15."),
         ("", "You said nothing. It is: 15, 15."),
@@ -156,6 +159,8 @@ def test_where_order_means_nothing_any_order_is_right(visit, name, edition, text
         ("14", "Right."),
         ("14 rows", "Right."),
         ("14行", "Right."),
+        ("about 14", "Right."),
+        ("第14个", "Right."),
         ("0", "Not yet: too small."),
         ("50", "Not yet: too large."),
         ("14 of 64", "This is no number. Write one such as 4 or 0.25."),
@@ -169,6 +174,13 @@ def test_an_exercise_tells_right_from_wrong_without_giving_the_answer_away(visit
     assert said(page, name) == [words]
     wrong = words.startswith("Not yet")
     assert box(page, name).get_by_text("How large is a chunk").is_visible() == wrong or not wrong
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_exercise_in_a_page_has_a_hint(html, lesson):
+    """Two said nothing but "Not yet"."""
+    forms = soup(html / f"{lesson}.html").select("ask-box[data-exercise]")
+    assert not [form["data-name"] for form in forms if not form.select_one(".ask-hint")]
 
 
 def test_one_of_several_right_answers(visit):
@@ -271,6 +283,39 @@ def test_what_is_solved_is_counted_exported_and_erased(visit, html, edition, sol
     page.on("dialog", lambda dialog: dialog.accept())
     page.locator('kept-answers button[value="erase"]').click()
     assert count.inner_text() == "" and page.evaluate("localStorage.length") == 0
+
+
+@pytest.mark.parametrize("edition, words", [("en", "Answers loaded: 2."), ("zh", "已读入 2 个答案。")])
+def test_what_was_saved_can_be_loaded_again(visit, html, tmp_path, edition, words):
+    file, name = tmp_path / "answers.json", "04_data_parallel/exercise-2"
+    saved = {name: {"given": ["13"], "right": False}, FIRST: {"given": ["15, 15", "5, 5"], "right": True}}
+    file.write_text(json.dumps(saved), "utf-8")
+    page = visit(f"{edition}/04_data_parallel.html")
+    answer(page, "14", name=name)
+    page.goto(f"{html.as_uri()}/{edition}/index.html")
+    bring(page, file)
+    assert page.locator("kept-answers [role=status]").inner_text() == words
+    count = page.locator('solved-count[data-lesson="04_data_parallel"]').inner_text()
+    assert count == {"en": "1 of 3 exercises solved", "zh": "练习做对 1/3"}[edition], "what was solved here stays so"
+    page.goto(f"{html.as_uri()}/{edition}/04_data_parallel.html")
+    assert page.locator(".ask-right").count() == 2 and box(page).locator(".cell_output").first.is_visible()
+
+
+@pytest.mark.parametrize("text", ["no JSON", "3", "null", "[]", '{"a/b": 3, "c/d": null, "e": {"given": []}}'])
+def test_another_file_brings_nothing_and_says_so(visit, tmp_path, text):
+    file = tmp_path / "other.json"
+    file.write_text(text, "utf-8")
+    page = visit("en/index.html")
+    bring(page, file)
+    assert page.locator("kept-answers [role=status]").inner_text() == "This file holds no answers from this book."
+    assert page.evaluate("Object.keys(localStorage).filter((key) => key.startsWith('answer'))") == []
+
+
+def bring(page, file):
+    with page.expect_file_chooser() as chooser:
+        page.locator('kept-answers button[value="bring"]').click()
+    chooser.value.set_files(file)
+    page.wait_for_function("document.querySelector('kept-answers [role=status]').textContent")
 
 
 def test_a_link_to_what_is_kept_back_shows_it(visit):

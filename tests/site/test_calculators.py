@@ -62,6 +62,34 @@ def test_a_calculator_counts_as_its_cell(visit, run, id, cell):
             assert a == pytest.approx(b, rel=1e-9) if isinstance(a, float) else a == b, values
 
 
+def test_what_does_not_count_is_said_in_words(visit):
+    page = visit("en/13_memory.html")
+    box = page.locator("#calculator-yours")
+    box.locator('input[name="billions"]').fill("70b")
+    assert box.locator('[role="alert"]').inner_text() == "Parameters, billions: write a number, 0.000001 or more."
+
+
+def test_no_table_stands_without_its_numbers(visit):
+    box = visit("en/09_cost.html").locator("lesson-calculator")
+    table, field = box.locator(".calculator-table"), box.locator(".calculator-inputs input").first
+    good = field.input_value()
+    for text, shown in (("many", False), (good, True)):
+        field.fill(text)
+        assert table.is_visible() == shown
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_a_calculator_waits_for_no_prediction(visit, edition):
+    """Who has to choose today did not find it."""
+    page = visit(f"{edition}/16_choose.html")
+    box = page.locator("#calculator-table")
+    assert box.is_visible() and not page.locator("#cell-table + ask-box .cell_output").first.is_visible()
+    tools = {box.locator("dd").first.inner_text()}
+    page.locator('ask-box[data-name="16_choose/table"] button').click()
+    said = page.locator('ask-box[data-name="16_choose/table"] .ask-verdict').all_inner_texts()
+    assert not any(tool in words for tool in tools for words in said[:1]), "what it begins with is no answer"
+
+
 @pytest.mark.parametrize("id, cell", CELLS)
 def test_a_calculator_in_the_page(visit, id, cell):
     width, scheme = LOOKS[id.partition("/")[0]]

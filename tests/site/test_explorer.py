@@ -61,17 +61,32 @@ def test_explorer_says_the_law_without_javascript(visit, edition):
     assert "c = ⌈B/n⌉" in page.locator("split-explorer").inner_text()
 
 
-def test_explorer_replaces_what_does_not_count(visit):
-    """Finding 11 of the site's review: 0 and Enter left 0 in the field, with the result for one row."""
-    page = visit("en/explorer.html")
-    explorer = page.locator("split-explorer")
-    rows = explorer.locator("input[type=number]").first
-    for typed, kept in (("0", "1"), ("", "1"), ("-7", "1"), ("2.5", "3"), ("5000", "4096"), ("1024", "1024")):
+@pytest.mark.parametrize(
+    "edition, words",
+    [
+        ("en", "Rows in the batch: write a whole number from 1 to 4096; what is shown is for 12."),
+        ("zh", "批次的行数：要写 1 到 4096 之间的整数；下面仍按 12 计算。"),
+    ],
+)
+def test_explorer_says_what_does_not_count(visit, edition, words):
+    """A reader's 0 counted as 1, and 5000 as 4096, without a word."""
+    explorer = visit(f"{edition}/explorer.html").locator("split-explorer")
+    rows, gpus = explorer.locator("input[type=number]").all()
+    problem, law = explorer.locator("[role=alert]"), explorer.locator(".explorer-law")
+    rows.fill("12")
+    shown = law.inner_text()
+    for typed in ("0", "", "-7", "2.5", "5000"):
         rows.fill(typed)
         rows.press("Enter")
-        assert rows.input_value() == kept, typed
-    assert explorer.get_by_text("1 to 4096").is_visible(), "the limit is on the page"
-    assert explorer.get_by_text("Each square stands for 4 rows or columns.").is_visible()
+        assert problem.inner_text() == words and rows.input_value() == typed
+        assert rows.get_attribute("aria-invalid") == "true" and law.inner_text() == shown
+    gpus.fill("4")
+    assert problem.inner_text() == words, "what is wrong stays said until it is mended"
+    rows.fill("1024")
+    assert not problem.inner_text() and rows.get_attribute("aria-invalid") is None
+    assert "1024" in law.inner_text() and explorer.locator(".explorer-gpu").count() == 4
+    explorer.locator("input[type=range]").first.press("ArrowLeft")
+    assert rows.input_value() == explorer.locator("input[type=range]").first.input_value()
 
 
 def test_explorer_draws_where_the_address_cannot_be_written(visit):
