@@ -552,7 +552,7 @@ def test_the_sections_it_names_exist(edition, mention):
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_the_tree_has_the_answers_of_the_function_and_no_others(edition):
     lesson = run_cells(f"{edition}/16_choose", ["setup", "choose", "tree-plot"])
-    leaves = {tool for _, answers in lesson["rungs"] for _, tool in answers} | {lesson["otherwise"]}
+    leaves = {tool for _, answers in lesson["rungs"] for _, tool in answers} | {*lesson["otherwise"]}
     said = set()
     sizes = product((1e9, 30e9, 200e9, 1200e9, 1e13), (1e9, 150e9))
     for (stays, passes), gpus, machines, flags in product(sizes, (1, 2, 8), (1, 4), product((False, True), repeat=3)):

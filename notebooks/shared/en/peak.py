@@ -217,7 +217,7 @@ class Rehearsal(TorchDispatchMode):
             return tensor
 
         def resize(storage, size):
-            # FSDP2 gathers and frees the weights of a block in this way
+            # FSDP2 allocates and frees the weights of a block in this way
             plain_resize(storage, size)
             self.follow(storage, "gathered")
 

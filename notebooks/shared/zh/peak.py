@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 
 def peak(model, batch, gpus, how, checkpoint=False, precision=None):
-    """用假张量（fake tensor）预演 Adam 的一步训练，返回显存占用最多的 GPU 在
-    峰值那一刻，各类内容各占多少字节。
+    """用假张量（fake tensor）预演 Adam 的一步训练，看显存占用最多的那个 GPU：
+    返回峰值那一刻，各类内容各占多少字节。
 
     model：不带参数的函数，返回模型。如果模型的输出是一个数，就把它当作损失；
     否则用输出的平方的均值代替损失
@@ -210,7 +210,7 @@ class Rehearsal(TorchDispatchMode):
                 self.follow(tensor.untyped_storage(), "activations")
             return tensor
 
-        def resize(storage, size):  # FSDP2 就是这样凑齐和释放一个块的权重
+        def resize(storage, size):  # FSDP2 靠它分配、释放一个块的权重
             plain_resize(storage, size)
             self.follow(storage, "gathered")
 
