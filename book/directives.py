@@ -46,7 +46,8 @@ class LessonTable(Scripted):
                 self.env.note_dependency(str(self.book.root / path))
             name = f"{lesson.number}. {lesson.cells[0].metadata.get('topic')}"
             title = text_of(lesson.cells[0]).title.partition(" ")[2]
-            solved = f'<solved-count data-lesson="{lesson.name}" data-all="{len(lesson.exercises)}"></solved-count>'
+            boxes = sum(cell.id.endswith("-check") and "ask" in cell.metadata for cell in lesson.code)
+            solved = f'<solved-count data-lesson="{lesson.name}" data-all="{boxes}"></solved-count>'
             lines.append(f"| [{name}]({lesson.file}) {solved} | {title} | {source.minutes} |")
         box = nodes.Element()
         self.state.nested_parse(StringList(lines, self.env.docname), self.content_offset, box)

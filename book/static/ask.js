@@ -29,23 +29,23 @@ function say(name, values = {}) {
 // What one has typed, as entries: numbers where they are some, other words in small letters; "B and D" are two.
 function entries(text) {
   const and = say("and").split(" ").map((word) => (/\w/.test(word) ? `\\b${word}\\b` : word)).join("|");
-  const plain = text.normalize("NFKC").replaceAll("−", "-").replaceAll("、", ",").replace(new RegExp(and, "gi"), ",")
+  const plain = text.normalize("NFKC").replace(/\s+%/g, "%").replace(/\s*\/\s*/g, "/").replaceAll("−", "-").replaceAll("、", ",").replace(new RegExp(and, "gi"), ",")
     .replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,");
   return plain.split(/[\s,;[\](){}"'“”]+/).filter(Boolean).map((word) => {
     const [, above, below] = /^(-?[\d.]+)\/([\d.]+)$/.exec(word) ?? [];
-    const number = below ? above / below : Number(word.replace(/%$/, ""));
+    const number = below ? above / below : Number(word.replace(/%$/, "")) / (word.endsWith("%") ? 100 : 1);
     return Number.isFinite(number) ? number : word.toLowerCase();
   });
 }
 
-// 163,840 is one number; and a word may stand before it or after it: step 4, 720 MB, 30分钟.
-function oneNumber(text) {
-  return text.replace(/,(?=\d{3}(?!\d))/g, "").replace(/^\s*\p{L}*\s*([^\p{L}]*\d)\s*[\p{L}%/]*\s*$/u, "$1");
-}
-
-// So may one after a list: 4, 4, 2 rows.
-function numbers(text) {
-  return text.replace(/(\d)\s*\p{L}+\s*$/u, "$1");
+// A word may stand before and after a number or a list: step 4, 720 MB, 30分钟, 4, 4, 2 rows. But 4k is not 4, nor is
+// 0.72 GB where MB are asked for; 25% is a quarter. 163,840 is one number, and "none" is 0.
+function bare(text, kind, asked) {
+  const [, numbers, word] = /^\s*\p{L}*\s*([^\p{L}]*[\d)\]])\s*(\p{L}*)\s*$/u.exec(text) ?? [];
+  const size = /^([kmgt]i?b?|[千万亿].*)$/i.test(word ?? "") && !asked.includes(word);
+  const plain = numbers === undefined || size ? text : numbers;
+  if (kind === "list") return plain;
+  return say("zero").split(" ").includes(plain.trim().toLowerCase()) ? "0" : plain.replace(/,(?=\d{3}(?!\d))/g, "");
 }
 
 // Whole numbers are to be met, others to one part in fifty: two digits are enough.
@@ -64,17 +64,21 @@ function shown(value) {
 }
 
 // What is to be said of an answer: {words, right}, or {problem} if it cannot be read. `it` is the truth in words.
-function judged({ kind, right }, text, exercise, it) {
+function judged({ kind, right }, written, exercise, it, asked) {
   const [truth] = right;
+  const text = written.normalize("NFKC");
   if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }), none: true };
   const letters = kind === "list" && truth.every((each) => /^[A-Z]$/.test(each)); // then BD is B, D
-  const read = { number: oneNumber, list: typeof truth[0] === "number" ? numbers : String }[kind] ?? String;
-  const given = entries(read(text)).flatMap((word) => (letters ? [...String(word)] : [word]));
+  const counts = kind === "number" || (kind === "list" && typeof truth[0] === "number");
+  const given = entries(counts ? bare(text, kind, asked) : text).flatMap((word) => (letters ? [...String(word)] : [word]));
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
     return { problem: say("numbers") };
   }
-  if (right.some((each) => matches(kind, given, each))) return { words: say("right"), right: true };
+  if (right.some((each) => matches(kind, given, each))) {
+    const about = kind === "number" && right.length === 1 && rounded(given[0]) !== rounded(truth);
+    return { words: about ? say("about", { truth: it }) : say("right"), right: true };
+  }
   if (kind === "number" && right.length === 1) {
     const high = given[0] > truth;
     const off = rounded(Math.abs(given[0] - truth));
@@ -82,6 +86,7 @@ function judged({ kind, right }, text, exercise, it) {
   }
   const inPlace = kind === "list" && given.length === truth.length && truth.filter((each, i) => same(given[i], each)).length;
   if (inPlace) return { words: say(exercise ? "listNotYet" : "list", { truth: it, count: truth.length, same: inPlace }) };
+  if (kind === "list" && !exercise) return { words: say("otherList", { truth: it, given: shown(given) }) };
   return { words: exercise ? say("notYet") : say("wrong", { truth: it }) };
 }
 
@@ -117,10 +122,14 @@ class AskBox extends HTMLElement {
   answer() {
     const given = this.given();
     const verdicts = this.judge(given);
-    if (verdicts.some(({ problem }) => problem)) return;
+    const status = this.querySelector(".ask-buttons [role=status]");
+    if (verdicts.some(({ problem }) => problem)) {
+      status.textContent = this.exercise ? "" : say("again");
+      return;
+    }
     const right = verdicts.every((each) => each.right) || kept.read(KEPT + this.name)?.right === true;
     const isKept = kept.write(KEPT + this.name, { given, right });
-    this.querySelector(".ask-buttons [role=status]").textContent = isKept ? "" : say("notKept");
+    status.textContent = isKept ? "" : say("notKept");
     this.open();
   }
 
@@ -144,16 +153,20 @@ class AskBox extends HTMLElement {
   }
 
   judge(given) {
-    const verdicts = this.questions.map(({ truth, inputs, verdict }, i) => {
+    const verdicts = this.questions.map(({ truth, inputs }, i) => {
       const label = inputs.find((each) => each.type === "radio" && each.value === String(truth.right[0]))?.parentElement;
-      const found = judged(truth, given[i], this.exercise, label?.textContent.trim() ?? shown(truth.right[0]));
-      for (const input of inputs) input.ariaInvalid = found.problem ? "true" : null;
-      verdict.textContent = found.problem ?? found.words;
-      verdict.className = `ask-verdict ${found.right ? "ask-right" : found.problem || found.none ? "" : "ask-wrong"}`;
-      return found;
+      const it = label?.textContent.trim() ?? shown(truth.right[0]);
+      return judged(truth, given[i], this.exercise, it, this.querySelector("form").textContent);
+    });
+    const unread = verdicts.some(({ problem }) => problem); // then no other answer is told either
+    this.questions.forEach(({ inputs, verdict }, i) => {
+      const { problem, words, right, none } = verdicts[i];
+      for (const input of inputs) input.ariaInvalid = problem ? "true" : null;
+      verdict.textContent = problem ?? (unread ? "" : words);
+      verdict.className = `ask-verdict ${unread ? "" : right ? "ask-right" : none ? "" : "ask-wrong"}`;
     });
     const hint = this.querySelector(".ask-hint");
-    if (hint) hint.hidden = verdicts.every(({ problem, right }) => problem || right);
+    if (hint) hint.hidden = unread || verdicts.every(({ right }) => right);
     return verdicts;
   }
 
@@ -219,6 +232,7 @@ class KeptAnswers extends HTMLElement {
     link.download = "answers.json";
     link.click();
     URL.revokeObjectURL(link.href);
+    this.tell(say("saved", { file: link.download }));
   }
 
   bring() {

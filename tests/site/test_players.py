@@ -31,15 +31,16 @@ def test_every_step_is_what_the_notebook_noted(visit, run, id, cell):
     page = visit(address, viewport={"width": width, "height": 900}, color_scheme=scheme)
     player = page.locator(f"#player-{cell.id}")
     player.get_by_role("button").nth(2).focus()
+    count = {"en": "Frame {} of {}", "zh": "第 {} 帧，共 {} 帧"}[id.partition("/")[0]]
     for number, (sentence, line, held) in enumerate(steps, start=1):
         before = dict(steps[max(0, number - 2)][2])
         boxes = [[n, (now := words.split()), [w for w in now if w not in before[n].split()]] for n, words in held]
-        assert player.evaluate(SHOWN) == [sentence, line, boxes, f"{number} / {len(steps)}"]
+        assert player.evaluate(SHOWN) == [sentence, line, boxes, count.format(number, len(steps))]
         page.keyboard.press("ArrowRight")
     assert f"step={len(steps)}" in page.url
     for key, at in (("Home", 1), ("ArrowLeft", 1), ("End", len(steps)), ("ArrowLeft", len(steps) - 1)):
         page.keyboard.press(key)
-        assert player.locator(".player-count").inner_text() == f"{at} / {len(steps)}"
+        assert player.locator(".player-count").inner_text() == count.format(at, len(steps))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not violations(page, f"#player-{cell.id}")
 
