@@ -402,7 +402,7 @@ def _():
     assert outcome(lambda: on_gpus(inner, 2)(ROWS_OF_4))[0] is RuntimeError
 
 
-@difference("forward-mode derivatives")
+@difference("forward-mode automatic differentiation")
 def _():
     def derivative(network, x):
         with forward_ad.dual_level():
