@@ -42,7 +42,7 @@ function entries(text) {
 // 0.72 GB where MB are asked for; 25% is a quarter. 163,840 is one number, and "none" is 0.
 function bare(text, kind, asked) {
   const [, numbers, word] = /^\s*\p{L}*\s*([^\p{L}]*[\d)\]])\s*(\p{L}*)\s*$/u.exec(text) ?? [];
-  const size = /^([kmgt]i?b?|[千万亿].*)$/i.test(word ?? "") && !asked.includes(word);
+  const size = /^([kmgt]i?b?|[千万亿].*)$/i.test(word ?? "") && !asked.split(/[^\p{L}]+/u).includes(word);
   const plain = numbers === undefined || size ? text : numbers;
   if (kind === "list") return plain;
   return say("zero").split(" ").includes(plain.trim().toLowerCase()) ? "0" : plain.replace(/,(?=\d{3}(?!\d))/g, "");

@@ -71,7 +71,7 @@ def test_a_truth_that_is_none(book, truth, said):
     "question, said",
     [
         ({"truth": "rows ="}, "the truth is no expression: rows ="),
-        ({"truht": "rows"}, "`ask` takes any, choices, question, truth; question and truth are needed"),
+        ({"truht": "rows"}, "`ask` takes any, choices, hint, question, truth; question and truth are needed"),
     ],
 )
 def test_a_question_that_is_none(book, question, said):
