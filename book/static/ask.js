@@ -29,8 +29,8 @@ function say(name, values = {}) {
 // What one has typed, as entries: numbers where they are some, other words in small letters; "B and D" are two.
 function entries(text) {
   const and = say("and").split(" ").map((word) => (/\w/.test(word) ? `\\b${word}\\b` : word)).join("|");
-  const plain = text.normalize("NFKC").replace(/\s+%/g, "%").replace(/\s*\/\s*/g, "/").replaceAll("−", "-").replaceAll("、", ",").replace(new RegExp(and, "gi"), ",")
-    .replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,");
+  const plain = text.replace(/\s+%/g, "%").replace(/\s*\/\s*/g, "/").replaceAll("−", "-").replaceAll("、", ",")
+    .replace(new RegExp(and, "gi"), ",").replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,");
   return plain.split(/[\s,;[\](){}"'“”]+/).filter(Boolean).map((word) => {
     const [, above, below] = /^(-?[\d.]+)\/([\d.]+)$/.exec(word) ?? [];
     const number = below ? above / below : Number(word.replace(/%$/, "")) / (word.endsWith("%") ? 100 : 1);
