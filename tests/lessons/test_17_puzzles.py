@@ -84,7 +84,7 @@ def scatter(rank, batch):
         rank.send(chunk, other)
     return chunks[0]
 """,
-            "rank 3 waits for rank 0 (which has ended)",
+            "rank 3 waits for rank 0 (which has ended) in line 4",
         ),
         (
             """
@@ -144,7 +144,7 @@ def sum_gradients(rank, gradient, rows):
 """,
             "they are 5 times the right ones",
         ),
-        (changed(2, ("rank.send(count, 0)", "pass")), "rank 0 waits for rank 1 (which has ended)"),
+        (changed(2, ("rank.send(count, 0)", "pass")), "rank 0 waits for rank 1 (which has ended) in line"),
         # as if only the last rank had fewer
         (
             """
@@ -179,7 +179,7 @@ def add_up(rank, tensor):
             rank.send(tensor, other)
     return total
 """,
-            "rank 0 waits for rank 1, rank 1 waits for rank 0",
+            "rank 0 waits for rank 1 in line 6, rank 1 waits for rank 0 in line 6",
         ),
         # sends every running total to everybody
         (
@@ -236,7 +236,7 @@ def ring(rank, tensor):
                     "        arrived = rank.receive((r - 1) % n)\n        rank.send(parts[(r - step) % n], (r + 1) % n)\n",
                 ),
             ),
-            "rank 0 waits for rank 1, rank 1 waits for rank 0",
+            "rank 0 waits for rank 1 in line",
         ),
     ],
     5: [
@@ -934,6 +934,14 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name.endswith("(live)")]
 
 
+def receive_from_the_next(rank):
+    return rank.receive((rank.number + 1) % 3)
+
+
+def receive_from_the_first(rank):
+    return rank.receive(0) if rank.number else None
+
+
 @pytest.mark.parametrize(
     "function, ranks, words",
     [
@@ -942,14 +950,16 @@ def threads():
         (lambda rank: rank.send(None, 2), 2, "rank 0: ValueError: no link to rank 2 of 2"),
         (lambda rank: rank.receive(rank.number), 2, "rank 0: ValueError: no link to rank 0 of 2"),
         (
-            lambda rank: rank.receive((rank.number + 1) % 3),
+            receive_from_the_next,
             3,
-            "rank 0 waits for rank 1, rank 1 waits for rank 2, rank 2 waits for rank 0",
+            "rank 0 waits for rank 1 in line {0}, rank 1 waits for rank 2 in line {0}, "
+            "rank 2 waits for rank 0 in line {0}",
         ),
         (
-            lambda rank: rank.receive(0) if rank.number else None,
+            receive_from_the_first,
             3,
-            "rank 1 waits for rank 0 (which has ended), rank 2 waits for rank 0 (which has ended)",
+            "rank 1 waits for rank 0 (which has ended) in line {0}, "
+            "rank 2 waits for rank 0 (which has ended) in line {0}",
         ),
     ],
 )
@@ -957,7 +967,7 @@ def test_failures_are_the_same_each_time_and_end_all_threads(english, function, 
     for _ in range(3):
         with pytest.raises(english["RankError"]) as failure:
             english["run"](function, *[[]] * ranks)
-        assert str(failure.value) == words
+        assert str(failure.value) == words.format(function.__code__.co_firstlineno + 1)
     assert not threads()
 
 
