@@ -96,7 +96,7 @@ class LessonCalculator extends HTMLElement {
     if (table) table.hidden = !shown;
   }
 
-  // The first result with half and with twice of each number: what it hangs on.
+  // The first result with each number halved and doubled: what it depends on.
   vary(values) {
     const body = this.querySelector(".calculator-table tbody");
     if (!body) return;
