@@ -208,6 +208,27 @@ def script(folder, code, **environment):
     return done.stdout.splitlines(), done.stderr
 
 
+def test_what_a_notebook_opened_for_its_messages_is_closed_with_it(tmp_path):
+    # Left to the garbage collector, an event loop sometimes finds its own socket closed, and says so on stderr.
+    code = """
+import gc, warnings
+from warm_kernel.notebook import run_notebook
+warnings.simplefilter("always", ResourceWarning)
+def attempt(code):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    try:
+        run_notebook(notebook, ".", environment, 60, 60, lambda: None, threading.Event(), {})
+    except Exception as error:
+        print(type(error).__name__)
+for code in ("1", "1 / 0", "import os; os._exit(3)"):
+    thread = threading.Thread(target=attempt, args=(code,))
+    thread.start()
+    thread.join()
+gc.collect()
+"""
+    assert script(tmp_path, code, WARM_KERNEL_MODULES="") == (["CellFailed", "CellFailed"], "")
+
+
 def test_prewarm_starts_one_process_for_all_kernels_and_ends_it(tmp_path):
     code = f"""
 code = {WARM + "; import psutil; print(psutil.Process().ppid())"!r}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import atexit
 import logging
 import tempfile
@@ -66,7 +67,8 @@ def run_notebook(
         watch = threading.Thread(target=watch_over, args=(client, deadline, ended, over), daemon=True)
         watch.start()
         try:
-            client.execute(env=environment, stderr=log)
+            # Not `execute`, which leaves its event loop to the garbage collector.
+            asyncio.run(client.async_execute(env=environment, stderr=log))
             for cell in notebook.cells:
                 if cell.cell_type == "code":
                     cell.outputs = joined(cell.outputs)
