@@ -141,7 +141,7 @@ def violations(pattern, texts):
 
 def without_what_readers_type(text):
     """Without what is there to be searched for: the headings of questions, the glossary's other names, in emphasis."""
-    return re.sub(r"(?<!\*)\*[^*\n]+\*(?!\*)|(?<=^\(q-).*\n## .*", "", text, flags=re.MULTILINE)
+    return re.sub(r"(?<!\*)\*[^*\n]+\*(?!\*)|(?<=^\(q-).*\n##+ .*", "", text, flags=re.MULTILINE)
 
 
 @TEXTS

@@ -127,8 +127,11 @@ def test_the_first_page_shows_the_picture_that_lesson_4_draws(run, edition):
 def test_every_question_leads_to_an_output_and_to_who_asked(html, edition):
     index = [link["href"] for link in soup(html / edition / "questions.html").article.select("li a")]
     pages = {link.partition("#")[0] for link in index}
+    innermost = "section section:not(:has(section))"  # the others are pages, and groups of questions
     questions = {
-        f"{p}#{q.h2['id']}": q for p in pages for q in soup(html / edition / p).article.select("section section")
+        f"{p}#{q.find(['h2', 'h3'])['id']}": q
+        for p in pages
+        for q in soup(html / edition / p).article.select(innermost)
     }
     assert sorted(index) == sorted(questions), "the list of all has each once"
     for question in questions.values():
