@@ -5,7 +5,8 @@
 `truth` is an expression, whose value is a number, yes or no, a text, or a list of them; in it, `printed` is what the
 cell wrote. With `choices`, {"value": "its words"}, it is one of their values; with "any": true it is a list of all right
 answers. After a prediction, the page keeps back what the cell puts out until the reader has answered; in an exercise's
-check, it tells right from wrong, and "hint" is for those who are wrong, if what the check prints then is no such hint.
+check, it tells right from wrong, and a question's "hint" is for those who are wrong there; without hints, what the
+check prints then is the hint for all its questions.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ def asked(cell: Cell, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def hint(cell: Cell) -> str:
-    """The hint of a question; or what an exercise's check prints, where that is the same for every wrong answer."""
-    given = [each["hint"] for each in questions(cell) if "hint" in each]
+    """What an exercise's check prints for every wrong answer, if its questions have no hints of their own."""
+    given = any("hint" in each for each in questions(cell))
     printed = [node.args[0] for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call) and node.args]
     texts = [str(text.value) for text in printed if isinstance(text, ast.Constant)]
     wrong = [re.split("[:：]", text, maxsplit=1)[-1].strip() for text in texts if text.startswith("✗")]
-    return next(iter(given), wrong[0] if len(wrong) == 1 else "")
+    return wrong[0] if len(wrong) == 1 and not given else ""
 
 
 def wrong(cell: Cell) -> str:

@@ -66,6 +66,10 @@ class MarkCells(SphinxTransform):
         for node in cells:
             if about := node["cell_metadata"].get("asked"):
                 into_box(node, about)
+            elif node["cell_metadata"].get("id", "").endswith("-check"):
+                words = _("This exercise is done in the notebook: open the lesson by a link below its title.")
+                node.parent.insert(node.parent.index(node) - 1, nodes.paragraph("", words, classes=["page-note"]))
+                fold(node.parent, node.parent.index(node), 1)
 
     def into_panel(self, node: Any, about: dict[str, Any]) -> None:
         panel = RunPanel("", nodes.paragraph("", about["detail"], classes=["run-name"]), **about)
@@ -90,9 +94,7 @@ def into_box(cell: Any, about: dict[str, Any]) -> None:
     box, parent, place = AskBox("", **about), cell.parent, cell.parent.index(cell)
     if about["exercise"]:
         parent.insert(place - 1, box)  # before the cell with the answer, which the one that checks it follows
-        summary = f"<details class='notebook'><summary>{_('The cells of the notebook')}</summary>"
-        parent.insert(place, nodes.raw("", summary, format="html"))
-        parent.insert(place + 3, nodes.raw("", "</details>", format="html"))
+        fold(parent, place, 2)
         return
 
     def follows(node: Any) -> bool:
@@ -106,6 +108,13 @@ def into_box(cell: Any, about: dict[str, Any]) -> None:
     box += [nodes.container("", *cell.children[1:], classes=cell["classes"], is_div=True), *follow]
     del cell.children[1:]
     parent.insert(place + 1, box)
+
+
+def fold(parent: Any, place: int, count: int) -> None:
+    """So many cells, from this place on, become one line to open."""
+    summary = f"<details class='notebook'><summary>{_('The cells of the notebook')}</summary>"
+    parent.insert(place, nodes.raw("", summary, format="html"))
+    parent.insert(place + count + 1, nodes.raw("", "</details>", format="html"))
 
 
 class AskBox(nodes.General, nodes.Element):
@@ -131,7 +140,8 @@ def visit_ask_box(self: Any, node: AskBox) -> None:
     for each in node["questions"]:
         choices = each.get("choices") or (kind_of(each) == "choice" and {"true": _("yes"), "false": _("no")}) or {}
         words = {value: INLINE.renderInline(text) for value, text in choices.items()}
-        questions.append({"question": INLINE.renderInline(each["question"]), "kind": kind_of(each), "choices": words})
+        about = {"kind": kind_of(each), "choices": words, "hint": each.get("hint")}
+        questions.append({"question": INLINE.renderInline(each["question"]), **about})
     truths = [{"kind": kind_of(each), "right": rights_of(each)} for each in node["questions"]]
     about = {key: node[key] for key in ("name", "exercise", "hint")}
     self.body.append(self.builder.templates.render("ask.html", {**about, "questions": questions, "truths": truths}))
@@ -227,12 +237,13 @@ def nearest(node: Any) -> nodes.section:
 
 
 def sections_of(doctree: nodes.document) -> Any:
-    """The sections of a page: (anchor, title, text without code, its words in the index)."""
+    """The sections of a page: (anchor, title, text without code, its words in the index); of groups, only their parts."""
     for section in doctree.findall(nodes.section):
         texts = [p.astext() for p in section.findall(nodes.paragraph) if section is nearest(p)]
         known = [i["entries"] for i in section.findall(addnodes.index) if section is nearest(i)]
         index = "; ".join(entry[1] for entries in known for entry in entries)
-        yield section["ids"][0], section[0].astext(), " ".join(texts), index
+        if texts or section.parent is doctree:
+            yield section["ids"][0], section[0].astext(), " ".join(texts), index
 
 
 def mark_languages(doctree: nodes.document, tags: list[str]) -> None:

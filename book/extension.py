@@ -106,9 +106,9 @@ class Pages:
                 cells.append({"cell_type": "markdown", "id": f"{cell.id}-{kind}", "metadata": {}, "source": directive})
             if EXPLORER in cell.tags:
                 lead = _(
-                    "Something to play with. Wherever the lesson asks you to predict, do so first, then check your answer here."
+                    "The explorer is something to play with. Where the lesson asks you to predict, do so first, then try it here."
                 )
-                start = '{"rows": 7, "gpus": 3}'  # for which no prediction asks
+                start = '{"rows": 12, "gpus": 4}'  # it gives no rule away
                 directive = f"{lead}\n\n```{{{EXPLORER}}}\n{start}\n```\n"
                 cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
         return {**notebook, "cells": cells}

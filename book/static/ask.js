@@ -30,8 +30,8 @@ function say(name, values = {}) {
 function entries(text) {
   const and = say("and").split(" ").map((word) => (/\w/.test(word) ? `\\b${word}\\b` : word)).join("|");
   const plain = text.replace(/\s+%/g, "%").replace(/\s*\/\s*/g, "/").replaceAll("−", "-").replaceAll("、", ",")
-    .replace(new RegExp(and, "gi"), ",").replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,");
-  return plain.split(/[\s,;[\](){}"'“”]+/).filter(Boolean).map((word) => {
+    .replace(new RegExp(and, "gi"), ",").replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,").replace(/torch\.Size/gi, "");
+  return plain.split(/[\s,;→[\](){}"'“”]+/).filter(Boolean).map((word) => {
     const [, above, below] = /^(-?[\d.]+)\/([\d.]+)$/.exec(word) ?? [];
     const number = below ? above / below : Number(word.replace(/%$/, "")) / (word.endsWith("%") ? 100 : 1);
     return Number.isFinite(number) ? number : word.toLowerCase();
@@ -56,10 +56,13 @@ function same(given, truth) {
   return String(given) === String(truth).toLowerCase();
 }
 
+// Words without what stands between them: DBAC is D, B, A, C.
+const squeezed = (words) => [words].flat().join("").toLowerCase().replace(/[^\p{L}\d_]/gu, "");
+
 const rounded = (number) => String(Number.isInteger(number) ? number : Number(number.toPrecision(4)));
 
 function shown(value) {
-  if (Array.isArray(value)) return value.map(shown).join(", ");
+  if (Array.isArray(value)) return value.map(shown).join(", ") || "[]";
   return typeof value === "number" ? rounded(value) : String(value);
 }
 
@@ -67,7 +70,7 @@ function shown(value) {
 function judged({ kind, right }, written, exercise, it, asked) {
   const [truth] = right;
   const text = written.normalize("NFKC");
-  if (!text.trim()) return exercise ? { problem: say("empty") } : { words: say("none", { truth: it }), none: true };
+  if (!text.trim()) return exercise ? { problem: say("empty"), empty: true } : { words: say("none", { truth: it }), none: true };
   const letters = kind === "list" && truth.every((each) => /^[A-Z]$/.test(each)); // then BD is B, D
   const counts = kind === "number" || (kind === "list" && typeof truth[0] === "number");
   const given = entries(counts ? bare(text, kind, asked) : text).flatMap((word) => (letters ? [...String(word)] : [word]));
@@ -75,7 +78,7 @@ function judged({ kind, right }, written, exercise, it, asked) {
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
     return { problem: say("numbers") };
   }
-  if (right.some((each) => matches(kind, given, each))) {
+  if (right.some((each) => matches(kind, given, each) || (!counts && squeezed(text) === squeezed(each)))) {
     const about = kind === "number" && right.length === 1 && rounded(given[0]) !== rounded(truth);
     return { words: about ? say("about", { truth: it }) : say("right"), right: true };
   }
@@ -87,6 +90,7 @@ function judged({ kind, right }, written, exercise, it, asked) {
   const inPlace = kind === "list" && given.length === truth.length && truth.filter((each, i) => same(given[i], each)).length;
   if (inPlace) return { words: say(exercise ? "listNotYet" : "list", { truth: it, count: truth.length, same: inPlace }) };
   if (kind === "list" && !exercise) return { words: say("otherList", { truth: it, given: shown(given) }) };
+  if (kind === "list" && right.length === 1) return { words: say("length", { count: truth.length, given: given.length }) };
   return { words: exercise ? say("notYet") : say("wrong", { truth: it }) };
 }
 
@@ -110,7 +114,8 @@ class AskBox extends HTMLElement {
     this.truths ??= JSON.parse(this.dataset.truths);
     return [...this.querySelectorAll(".ask-question")].map((question, i) => {
       const inputs = [...question.querySelectorAll("input")];
-      return { truth: this.truths[i], inputs, verdict: question.querySelector(".ask-verdict") };
+      const [verdict, hint] = [".ask-verdict", ".ask-hint"].map((part) => question.querySelector(part));
+      return { truth: this.truths[i], inputs, verdict, hint };
     });
   }
 
@@ -158,20 +163,23 @@ class AskBox extends HTMLElement {
       const it = label?.textContent.trim() ?? shown(truth.right[0]);
       return judged(truth, given[i], this.exercise, it, this.querySelector("form").textContent);
     });
-    const unread = verdicts.some(({ problem }) => problem); // then no other answer is told either
-    this.questions.forEach(({ inputs, verdict }, i) => {
+    // Where one cannot be read, no other answer is told either; fields that are empty may wait.
+    const unread = verdicts.some(({ problem, empty }) => problem && !empty) || verdicts.every(({ empty }) => empty);
+    this.questions.forEach(({ inputs, verdict, hint }, i) => {
       const { problem, words, right, none } = verdicts[i];
       for (const input of inputs) input.ariaInvalid = problem ? "true" : null;
       verdict.textContent = problem ?? (unread ? "" : words);
-      verdict.className = `ask-verdict ${unread ? "" : right ? "ask-right" : none ? "" : "ask-wrong"}`;
+      verdict.className = `ask-verdict ${unread || problem ? "" : right ? "ask-right" : none ? "" : "ask-wrong"}`;
+      if (hint) hint.hidden = unread || problem !== undefined || right === true;
     });
-    const hint = this.querySelector(".ask-hint");
+    const hint = this.querySelector("form > .ask-hint");
     if (hint) hint.hidden = unread || verdicts.every(({ right }) => right);
     return verdicts;
   }
 
   open() {
     this.querySelector("answer-part")?.show(true);
+    this.querySelector(".ask-button").hidden = !this.exercise; // what it shows is shown
   }
 }
 

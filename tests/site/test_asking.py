@@ -213,6 +213,47 @@ def test_every_exercise_in_a_page_has_a_hint(html, lesson):
     assert not [form["data-name"] for form in forms if not form.select_one(".ask-hint")]
 
 
+@pytest.mark.parametrize("text", ["DBAC", "dbac", "D B A C", "D, B, A, C", "D→B→A→C", "d-b-a-c"])
+def test_the_letters_of_an_order_however_they_stand(visit, text):
+    name = "05_four_steps/exercise-1"
+    page = visit("en/05_four_steps.html")
+    answer(page, text, name=name)
+    assert said(page, name) == ["Right."]
+
+
+def test_a_list_that_is_too_short_says_so(visit):
+    name = "14_sharding/exercise-1"
+    page = visit("en/14_sharding.html")
+    answer(page, "3 3 3 3 3 3 2", name=name)
+    assert said(page, name) == ["Not yet: the list has 8 entries, yours has 7."]
+
+
+def test_what_is_filled_in_is_checked_and_each_field_has_its_own_hint(visit):
+    name = "14_sharding/exercise-2"
+    page = visit("en/14_sharding.html")
+    answer(page, "96", "", name=name)
+    assert said(page, name) == ["Right.", "Nothing is answered yet."]
+    box(page, name).locator("input").last.fill("48")
+    box(page, name).get_by_role("button").click()
+    hints = box(page, name).locator(".ask-hint").all()
+    assert [hint.is_visible() for hint in hints] == [False, True]
+
+
+def test_what_has_been_shown_is_not_offered_again(visit):
+    page = visit("en/04_data_parallel.html")
+    answer(page, "15, 15", "5, 5")
+    assert not box(page).get_by_role("button", name="Show the answer").is_visible()
+
+
+@pytest.mark.parametrize(
+    "edition, words", [("en", "This exercise is done in the notebook"), ("zh", "这道练习要在 notebook 里做")]
+)
+def test_an_exercise_without_a_box_says_where_it_is_done(visit, edition, words):
+    page = visit(f"{edition}/06_gradients.html")
+    assert page.get_by_text(words).count() == 1
+    assert page.locator("#cell-exercise-2").is_visible() and not page.locator("#cell-exercise-2-check").is_visible()
+
+
 def test_one_of_several_right_answers(visit):
     name = "04_data_parallel/exercise-3"
     page = visit("en/04_data_parallel.html")
