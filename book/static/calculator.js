@@ -45,14 +45,18 @@ class LessonCalculator extends HTMLElement {
     this.querySelector("[role=status]").textContent = words.join("; ");
   }
 
-  // NaN is what does not count: no number, too small, or not whole where it must be.
+  // NaN is what does not count: no number, too small or too large, or not whole where it must be.
   valueOf(input) {
     if (input.type === "checkbox") return input.checked;
     const text = input.value.normalize("NFKC").trim().replace(/,(?=\d{3}(?!\d))/g, "");
     if (input.tagName === "SELECT") return Number.isNaN(Number(text)) ? text : Number(text);
     const number = text ? Number(text) : NaN;
-    const counts = Number.isFinite(number) && number >= Number(input.dataset.least) && number <= 1e15;
-    return counts && (!("whole" in input.dataset) || Number.isInteger(number)) ? number : NaN;
+    return this.counts(number, input) ? number : NaN;
+  }
+
+  counts(number, { dataset }) {
+    const inside = number >= Number(dataset.least) && number <= Number(dataset.most);
+    return inside && (!("whole" in dataset) || Number.isInteger(number));
   }
 
   update() {
@@ -79,8 +83,10 @@ class LessonCalculator extends HTMLElement {
 
   problem(input) {
     const { number, whole } = this.dataset;
-    const least = Number(input.dataset.least).toLocaleString(document.documentElement.lang, { maximumFractionDigits: 9 });
-    return filled("whole" in input.dataset ? whole : number, { name: nameOf(input), least });
+    const [least, most] = [input.dataset.least, input.dataset.most].map((limit) => {
+      return Number(limit).toLocaleString(document.documentElement.lang, { maximumFractionDigits: 9 });
+    });
+    return filled("whole" in input.dataset ? whole : number, { name: nameOf(input), least, most });
   }
 
   shown(result, { dataset }) {
@@ -104,8 +110,7 @@ class LessonCalculator extends HTMLElement {
     const rows = this.inputs.flatMap((input, i) => {
       if (input.type === "checkbox" || input.tagName === "SELECT") return [];
       const results = [0.5 * values[i], 2 * values[i]].map((value) => {
-        const can = value >= Number(input.dataset.least) && (!("whole" in input.dataset) || Number.isInteger(value));
-        return can ? this.count(...values.with(i, value))[0] : "–";
+        return this.counts(value, input) ? this.count(...values.with(i, value))[0] : "–";
       });
       return [[nameOf(input), ...results]];
     });

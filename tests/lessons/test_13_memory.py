@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from tests.conftest import EDITIONS
 from tests.reading import run_cells
 
 KINDS = ["weights", "gradients", "optimizer", "activations", "temporary"]
@@ -141,6 +142,20 @@ def test_what_saves(left):
     assert scores > plain > bfloat16 > fewer > checkpointed > offloaded == 0
     assert fewer == plain / 4
     assert checkpointed == 4 * 8 * 64 * 64 * 4  # the input of each of four blocks
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_a_row_is_never_cut(edition):
+    """With 1 row on 8 GPUs, the one that gets it keeps all its activations; with 9, one keeps those of 2."""
+    gigabytes = run_cells(f"{edition}/13_memory", ["setup", "yours"])["gigabytes"]
+
+    def needed(how, rows):
+        return gigabytes(how, 8, 8.03, 16, 32, 4096, rows, 4096)
+
+    assert needed("FSDP2", 1) == pytest.approx(16.06 + 1.00 + 18.25, abs=0.01)
+    for how in ("DataParallel", "DDP", "FSDP2", "offload"):
+        assert needed(how, 1) == needed(how, 8) < needed(how, 9) == needed(how, 16)
+    assert needed("one", 1) < needed("one", 2)
 
 
 def test_70_billion(left):

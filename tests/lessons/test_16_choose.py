@@ -578,6 +578,43 @@ def test_the_choice_contradicts_neither_itself_nor_memory(edition):
         assert tool == ("HSDP" if gpus > 1 else "FSDP2" if fast_link else choose(need(7), 80e9, 1, 4, fast_link=False))
 
 
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_the_choice_goes_by_the_bytes_that_it_returns(edition):
+    lesson = run_cells(f"{edition}/16_choose", ["setup", "choose"])
+    pick, choose, last = lesson["pick"], lesson["choose"], lesson["choose"](weighing(0, 100e9), 80e9, 1)
+    sizes = product((1e9, 30e9, 60e9, 200e9, 1200e9, 1e13), (1e9, 10e9, 60e9, 150e9))
+    for (stays, passes), gpus, machines, flags in product(sizes, (1, 2, 8), (1, 4), product((False, True), repeat=3)):
+        situation = weighing(stays, passes), 80e9, gpus, machines, *flags
+        tool, each = pick(*situation)
+        assert tool == choose(*situation)
+        assert (each <= 72e9) == (tool != last)
+        assert passes / (gpus * machines) <= each <= 1.25 * stays + passes
+
+
+def weighing(stays, passes):
+    parts = {"weights": 0.25, "gradients": 0.25, "optimizer": 0.5}
+    return {"activations": passes, "temporary": 0, **{kind: part * stays for kind, part in parts.items()}}
+
+
+@pytest.mark.parametrize(
+    "tool, each, situation",
+    [
+        ("plain model", 70, (weighing(60e9, 10e9), 80e9, 1)),
+        ("DDP", 60, (weighing(40e9, 10e9), 80e9, 8)),
+        ("independent processes", 50, (weighing(40e9, 10e9), 80e9, 8, 1, False)),
+        ("HSDP", 24, (weighing(112e9, 10e9), 80e9, 8, 4)),
+        ("tensor + sequence parallelism", 166 / 8, (weighing(16e9, 150e9), 80e9, 8)),
+        ("FSDP2", 45, (weighing(1120e9, 10e9), 80e9, 8, 4)),
+        ("tensor parallelism + pipeline", 1130 / 16, (weighing(1120e9, 10e9), 80e9, 8, 2)),
+        ("CPU offload", 10, (weighing(1120e9, 10e9), 80e9, 8)),
+        ("fewer rows first", 150, (weighing(1120e9, 150e9), 80e9, 8)),
+    ],
+)
+def test_what_each_gpu_needs(tool, each, situation):
+    pick = run_cells("en/16_choose", ["setup", "choose"])["pick"]
+    assert pick(*situation) == (tool, pytest.approx(each * 1e9))
+
+
 def test_what_it_chooses_fits():
     lesson = run_cells("en/16_choose", ["setup", "on-ranks", "choose", "peak", "my-need"])
     choose, peak, build, batch, need = (lesson[name] for name in ("choose", "peak", "build", "batch", "my_need"))
@@ -614,6 +651,13 @@ def test_the_new_script_trains_as_the_old_one(processes, batch, tmp_path):
     write_scripts(tmp_path, batch)
     migration()["on_ranks"](processes, migration()["run_new"], tmp_path)
     assert difference(tmp_path) < 1e-6
+
+
+def test_without_the_weight_only_equal_parts_train_as_before():
+    cells = ["setup", "on-ranks", "before-script", "after-script", "run-both", "unweighted"]
+    lesson = run_cells("en/16_choose", cells)
+    assert lesson["weighted"] not in lesson["script"] and lesson["mean"] in lesson["script"]
+    assert lesson["alike"] == {2: True, 3: False, 8: False}
 
 
 def test_torchrun_starts_the_new_script(tmp_path):

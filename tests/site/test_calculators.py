@@ -37,7 +37,8 @@ def drawn(about, presets, number):
         else:
             value *= 10 ** draw.uniform(-1.5, 1.5)
             least = each.get("least", 0)
-            values.append(max(math.ceil(least), round(value)) if isinstance(each["value"], int) else max(least, value))
+            value = max(math.ceil(least), round(value)) if isinstance(each["value"], int) else max(least, value)
+            values.append(min(value, each.get("most", 1_000_000_000)))
     return values
 
 
@@ -65,8 +66,41 @@ def test_a_calculator_counts_as_its_cell(visit, run, id, cell):
 def test_what_does_not_count_is_said_in_words(visit):
     page = visit("en/13_memory.html")
     box = page.locator("#calculator-yours")
-    box.locator('input[name="billions"]').fill("70b")
-    assert box.locator('[role="alert"]').inner_text() == "Parameters, billions: write a number, 0.000001 or more."
+    said = []
+    for name, text in [("billions", "70b"), ("rows", "99999999999999999999"), ("gpus", "100001"), ("width", "1e9")]:
+        field = box.locator(f'input[name="{name}"]')
+        good = field.input_value()
+        field.fill(text)
+        said.append(box.locator('[role="alert"]').inner_text())
+        field.fill(good)
+    assert said == [
+        "Parameters, billions: write a number from 0.000001 to 1,000,000,000.",
+        "Rows of the whole batch: write a whole number from 1 to 1,000,000,000.",
+        "GPUs: write a whole number from 1 to 100,000.",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    "edition, said", [("en", "from 0 to 1,000,000,000."), ("zh", "要写 0 到 1,000,000,000 之间的数。")]
+)
+def test_no_number_is_so_large(visit, edition, said):
+    box = visit(f"{edition}/09_cost.html").locator("lesson-calculator")
+    box.locator('input[name="weights"]').fill("1e300")
+    assert box.locator('[role="alert"]').inner_text().endswith(said)
+
+
+@pytest.mark.parametrize(
+    "situation, tool, each",
+    [
+        ("billions=70&machines=2", "tensor parallelism + pipeline", "70.6 GB"),
+        ("billions=1&passes=150", "tensor + sequence parallelism", "20.8 GB"),
+        ("billions=7&machines=4", "HSDP", "24 GB"),
+    ],
+)
+def test_the_number_beside_the_tool_is_the_one_it_goes_by(visit, situation, tool, each):
+    box = visit(f"en/16_choose.html#calculator-table?{situation}").locator("lesson-calculator")
+    assert box.locator("dd").all_inner_texts()[:3] == [tool, each, "72 GB"]
 
 
 def test_no_table_stands_without_its_numbers(visit):
