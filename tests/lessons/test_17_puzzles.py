@@ -4,6 +4,7 @@ Each answer is judged by the lesson's own cells, in this process. All counts are
 test looks at a clock.
 """
 
+import functools
 import math
 import threading
 
@@ -111,7 +112,10 @@ def scatter(rank, batch):
     ],
     2: [
         # the mean of means
-        (changed(2, ("gradient * rows", "gradient.clone()"), ("float(rows)", "1.0")), "the largest difference is"),
+        (
+            changed(2, ("gradient * rows", "gradient.clone()"), ("float(rows)", "1.0")),
+            "they are the plain mean of the gradients, as if all ranks had equally many rows",
+        ),
         # the sum, not divided
         (changed(2, ("total / count", "total")), "they are 5 times the right ones"),
         (
@@ -238,6 +242,30 @@ def ring(rank, tensor):
             ),
             "rank 0 waits for rank 1 in line",
         ),
+        # one rank after the other
+        (
+            """
+def ring(rank, tensor):
+    n, r = rank.ranks, rank.number
+    parts = list(tensor.tensor_split(n))
+
+    def pass_on(part):
+        if r == 0:
+            rank.send(part, (r + 1) % n)
+        arrived = rank.receive((r - 1) % n)
+        if r > 0:
+            rank.send(part, (r + 1) % n)
+        return arrived
+
+    for step in range(n - 1):
+        arrived = pass_on(parts[(r - step) % n])
+        parts[(r - step - 1) % n] = parts[(r - step - 1) % n] + arrived
+    for step in range(n - 1):
+        parts[(r - step) % n] = pass_on(parts[(r + 1 - step) % n])
+    return torch.cat(parts)
+""",
+            "12 steps, needed 4, allowed 8. In each step every rank sends and receives, not one after the other.",
+        ),
     ],
     5: [
         (
@@ -245,6 +273,22 @@ def ring(rank, tensor):
             "right, but it takes 1.3 times what is needed: 24 steps",
         ),
         (changed(5, ("len(bucket) == 2", "True")), "right, but it takes 1.4 times what is needed: 25 steps"),
+        # a last bucket of two, after two of three
+        (
+            changed(5, ("len(bucket) == 2", "len(bucket) == 3 or len(waits) == 2 and len(bucket) == 2")),
+            "21 steps, needed 18, allowed 20. Start an all-reduce as soon as some gradients are there, and wait only at "
+            "the end. A message takes whole steps (36 numbers each): buckets that are too small, or of an odd number of "
+            "gradients, leave the link partly empty; too big ones start late.",
+        ),
+        # the backward pass inside start
+        (
+            """
+def ddp(rank, layers, x, y):
+    wait = rank.start(lambda: torch.cat(list(gradients_of(layers, x, y))))
+    return list((all_reduce(rank, wait()) / rank.ranks).split(36))
+""",
+            "rank 0: RankError: layers cannot run inside start; it is for sending (line 3",
+        ),
         # waits at once
         (
             changed(
@@ -364,13 +408,14 @@ def sharded_adam(rank, weights, batches):
         ),
         (
             changed(6, ("reduce_scatter(rank, gradient)", "all_reduce(rank, gradient).chunk(rank.ranks)[rank.number]")),
-            "right, but rank 0 sends 1.5 times what is needed",
+            "right, but rank 0 sends 1.5 times what is needed: 72,576 bytes, needed 48,384, allowed 60,480. "
+            "Reduce-scatter, then all-gather, once each in a step, in float32.",
         ),
         (
             changed(6, ("reduce_scatter(rank, gradient)", "gradient.chunk(rank.ranks)[rank.number]")),
             "the largest difference is",
         ),
-        (changed(6, ("enumerate(batches, 1)", "enumerate(batches)")), "the largest difference is nan"),
+        (changed(6, ("enumerate(batches, 1)", "enumerate(batches)")), "2304 of 2304 are nan\n"),
         (changed(6, (".double()", ".clone()")), "TypeError: part, first and second are to be float64"),
         (changed(6, ("return weights", "return weights.double()")), "returns torch.float64, not torch.float32"),
         # both averages for all weights
@@ -425,6 +470,22 @@ def sharded_adam(rank, weights, batches):
             ),
             "right, but rank 0 holds, beyond what it was given,",
         ),
+        # the whole tensor in float64, of which each rank keeps a view
+        (
+            changed(
+                6,
+                ("weights.chunk(rank.ranks)[rank.number].double()", "weights.double().chunk(rank.ranks)[rank.number]"),
+                (
+                    "mean = reduce_scatter(rank, gradient)",
+                    "total = reduce_scatter(rank, gradient)\n        mean = total",
+                ),
+                (
+                    "weights = all_gather(rank, part.float())",
+                    "mine = part.float()\n        weights = all_gather(rank, mine)",
+                ),
+            ),
+            "no old gradients. A part that is a view keeps the whole tensor: cut first, then .double().",
+        ),
         # all rows on all ranks, in place of a reduce-scatter
         (
             changed(
@@ -452,7 +513,7 @@ def sharded_step(rank, shards, x, y):
         reduce_scatter(rank, weights.grad) / rank.ranks for weights in layers
     ]
 """,
-            "right, but rank 0 holds, beyond what it was given,",
+            "Only a few layers may be whole at a time, with one gradient; neither autograd nor a list may keep the others.",
         ),
         # gathers all at once
         (
@@ -501,7 +562,40 @@ def gpipe(rank, stage, m, inputs, targets):
         backward(rank, *forward(rank, stage, i, m, inputs, targets))
     return [weight.grad for weight in stage.parameters()]
 """,
-            "right, but it takes 2.9 times what is needed: 64 steps",
+            "right, but it takes 2.9 times what is needed: 64 steps, needed 22, allowed 24. "
+            "All forward passes first, once each.",
+        ),
+        # one backward pass for all losses
+        (
+            changed(
+                8,
+                (
+                    "    while held:\n",
+                    "    if 0 < rank.number == rank.ranks - 1:\n"
+                    "        sum(loss for _, loss in held).backward()\n"
+                    "        for x, _ in held:\n"
+                    "            rank.send(x.grad, rank.number - 1)\n"
+                    "        held = []\n"
+                    "    while held:\n",
+                ),
+            ),
+            "29 steps, needed 22, allowed 24. All forward passes first, once each. "
+            "Send on each output, and each gradient, before you compute the next micro-batch.",
+        ),
+        # a forward pass beside a backward pass
+        (
+            changed(
+                8,
+                (
+                    "[forward(rank, stage, i, m, inputs, targets) for i in range(m)]",
+                    "[\n        rank.start(forward, rank, stage, i, m, inputs, targets)()\n        for i in range(m)\n    ]",
+                ),
+            ),
+            "rank 0: RankError: layers cannot run inside start; it is for sending (line ",
+        ),
+        (
+            changed(8, ("backward(rank, *held.pop(0))", "rank.start(backward, rank, *held.pop(0))()")),
+            "RankError: layers cannot run inside start; it is for sending (line ",
         ),
         (changed(8, (" / m\n", "\n")), "they are 2 times the right ones"),
         (changed(8, (".requires_grad_()", "")), "TypeError: only tensors can be sent, not None"),
@@ -641,7 +735,9 @@ def sum_gradients(rank, gradient, rows):  # the rows travel with the gradient
         for other in range(1, rank.ranks):
             mine = mine + rank.receive(other)
         return mine[:-1] / mine[-1]
-"""
+""",
+        # what the others return does not matter
+        changed(2, ("        return None\n", "        return gradient\n")),
     ],
     3: [
         """
@@ -722,7 +818,18 @@ def sharded_adam(rank, weights, batches):  # nothing is freed early
         parts = [part.float() if o == r else rank.receive(o) for o in range(n)]
         weights = torch.cat(parts)
     return weights
-"""
+""",
+        """
+def sharded_adam(rank, weights, batches):  # gathers before each step, as FSDP does, and once at the end
+    part = weights.chunk(rank.ranks)[rank.number].double()
+    first, second = torch.zeros_like(part), torch.zeros_like(part)
+    for step, (x, y) in enumerate(batches, 1):
+        weights = all_gather(rank, part.float())
+        gradient = gradient_of(weights, x, y)
+        mean = reduce_scatter(rank, gradient) / rank.ranks
+        adam(part, mean, first, second, step)
+    return all_gather(rank, part.float())
+""",
     ],
     7: [
         """
@@ -969,6 +1076,32 @@ def test_failures_are_the_same_each_time_and_end_all_threads(english, function, 
             english["run"](function, *[[]] * ranks)
         assert str(failure.value) == words.format(function.__code__.co_firstlineno + 1)
     assert not threads()
+
+
+def gather_alone(rank, part, all_gather):
+    if rank.number:
+        return all_gather(rank, part)
+
+
+def reduce_alone(rank, whole, all_reduce):
+    if rank.number:
+        return rank.start(all_reduce, rank, whole)()
+
+
+@pytest.mark.parametrize(
+    "function, helper, inside",
+    [(gather_alone, "all_gather", "all_gather"), (reduce_alone, "all_reduce", "reduce_scatter")],
+)
+def test_a_deadlock_inside_a_helper_names_the_line_that_calls_it(english, function, helper, inside):
+    tensor = english["torch"].ones(4)
+    line = function.__code__.co_firstlineno + 2
+    with pytest.raises(english["RankError"]) as failure:
+        english["run"](function, *[[tensor, english[helper]]] * 2)
+    words = f"rank 1 waits for rank 0 (which has ended) in line {line} (inside {inside})"
+    assert str(failure.value) == words
+    # a function without a cell: the line of the helper
+    with pytest.raises(english["RankError"], match="rank 1 waits for rank 0 .* in line [0-9]+$"):
+        english["run"](functools.partial(function), *[[tensor, english[helper]]] * 2)
 
 
 def test_a_tensor_of_the_notebook_belongs_to_the_first_rank_that_uses_it(english):
