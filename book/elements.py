@@ -66,7 +66,7 @@ class MarkCells(SphinxTransform):
         for node in cells:
             if about := node["cell_metadata"].get("asked"):
                 into_box(node, about)
-            elif node["cell_metadata"].get("id", "").endswith("-check"):
+            elif (id := node["cell_metadata"].get("id", "")).startswith("exercise-") and id.endswith("-check"):
                 words = _("This exercise is done in the notebook: open the lesson by a link below its title.")
                 node.parent.insert(node.parent.index(node) - 1, nodes.paragraph("", words, classes=["page-note"]))
                 fold(node.parent, node.parent.index(node), 1)

@@ -252,6 +252,8 @@ def test_an_exercise_without_a_box_says_where_it_is_done(visit, edition, words):
     page = visit(f"{edition}/06_gradients.html")
     assert page.get_by_text(words).count() == 1
     assert page.locator("#cell-exercise-2").is_visible() and not page.locator("#cell-exercise-2-check").is_visible()
+    page = visit(f"{edition}/04_data_parallel.html")
+    assert page.get_by_text(words).count() == 0 and page.locator("#cell-split-law-check").is_visible()
 
 
 def test_one_of_several_right_answers(visit):
