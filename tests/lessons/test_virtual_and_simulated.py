@@ -443,7 +443,7 @@ def _():
     assert isinstance(said[0], torch.Tensor) and said[1][0] is RuntimeError
 
 
-@difference("an empty vector among matrices")
+@difference("outputs of which one is an empty vector and the others are matrices")
 def _():
     virtual, real = each(lambda model, x: x if x[0, 0] == 0 else x.new_empty(0), ROWS_OF_4)
     assert virtual.shape == (2, 1) and real[0] is RuntimeError

@@ -24,7 +24,7 @@ def test_explorer_follows_the_law(visit):
 @pytest.mark.parametrize("name", ["index", "explorer", "04_data_parallel"])
 def test_explorer_begins_with_what_no_prediction_asks(visit, edition, name):
     law = visit(f"{edition}/{name}.html").locator("split-explorer .explorer-law").inner_text()
-    assert ("⌈12/8⌉" in law) != ("⌈7/3⌉" in law)
+    assert ("⌈12/8⌉" in law) != ("⌈12/4⌉" in law)
 
 
 @pytest.mark.parametrize("edition, words", [("en", "GPUs at work: 5 of 8"), ("zh", "工作的 GPU：5 / 8")])
