@@ -179,7 +179,7 @@ class AskBox extends HTMLElement {
 
   open() {
     this.querySelector("answer-part")?.show(true);
-    this.querySelector(".ask-button").hidden = !this.exercise; // what it shows is shown
+    if (!this.exercise) this.querySelector(".ask-button").textContent = say("checkAgain"); // what it shows is shown
   }
 }
 
