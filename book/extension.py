@@ -106,7 +106,7 @@ class Pages:
                 cells.append({"cell_type": "markdown", "id": f"{cell.id}-{kind}", "metadata": {}, "source": directive})
             if EXPLORER in cell.tags:
                 lead = _(
-                    "The explorer is something to play with. Where the lesson asks you to predict, do so first, then try it here."
+                    "The explorer is there to play with. Where the lesson asks for a prediction, make it first, and then try it out here."
                 )
                 start = '{"rows": 12, "gpus": 4}'  # it gives no rule away
                 directive = f"{lead}\n\n```{{{EXPLORER}}}\n{start}\n```\n"
