@@ -31,7 +31,7 @@ def test_every_step_is_what_the_notebook_noted(visit, run, id, cell):
     page = visit(address, viewport={"width": width, "height": 900}, color_scheme=scheme)
     player = page.locator(f"#player-{cell.id}")
     player.get_by_role("button").nth(2).focus()
-    count = {"en": "Frame {} of {}", "zh": "第 {} 帧，共 {} 帧"}[id.partition("/")[0]]
+    count = {"en": "Step {} of {}", "zh": "第 {} 步，共 {} 步"}[id.partition("/")[0]]
     for number, (sentence, line, held) in enumerate(steps, start=1):
         before = dict(steps[max(0, number - 2)][2])
         boxes = [[n, (now := words.split()), [w for w in now if w not in before[n].split()]] for n, words in held]
