@@ -22,6 +22,8 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.table import Table
 
+from tools.browser import launch
+
 ROOT = Path(__file__).resolve().parent.parent
 REPEATS = 3
 
@@ -92,9 +94,7 @@ def main(lessons):
     table = Table("page", "site", "requests", "to other hosts", "KiB without figures", "KiB of figures", "ms blocked")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         sites = {"this book": ROOT / "_build" / "html" / "en", "stock": stock_book(Path(folder) / "stock")}
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
+        browser = launch(playwright)
         for lesson in lessons:
             visits = {name: [] for name in sites}
             for _ in range(REPEATS):  # alternating, so that both meet the same disturbances

@@ -27,6 +27,7 @@ from sphinx.locale import _
 import book
 from book import files, runs, site, sources
 from book.model import Book, BookError, Edition
+from tools.browser import launch
 
 HERE = Path(__file__).resolve().parent
 STYLE, PAPER = "print_book.css", "print_paper.css"
@@ -36,8 +37,6 @@ BLACK = ".highlight :is(.n, .p, .w), code .pre"  # a colour or a span for nothin
 RADICALS = str.maketrans(
     "⺟⻅⻉⻋⻓⻔⻘⻙⻚⻛⻜⻝⻢⻣⻤⻥⻦⻨⻩⻬⻮⻰⻳", "母见贝车长门青韦页风飞食马骨鬼鱼鸟麦黄齐齿龙龟"
 )
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 def main() -> None:
@@ -176,10 +175,9 @@ def print_pdf(the_book: Book, edition: Edition, pages: Path, target: Path) -> tu
     from pypdf import PdfReader
 
     (pages / "book.html").write_text(whole(the_book, edition, pages), encoding="utf-8")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as playwright:
         try:
-            browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+            browser = launch(playwright)
         except Error as error:
             raise BookError(f"no browser to print with: {str(error).splitlines()[0]}") from None
         page = browser.new_page()

@@ -11,10 +11,10 @@ from tests.conftest import BOOK, copy_repository, execute, needed
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory, request):
+def executed_cold(tmp_path_factory, request):
     """Another copy of the repository, in which cold kernels have executed the source edition."""
     folder = copy_repository(tmp_path_factory.mktemp("cold") / "repository")
-    if said := execute(folder, needed(request, "cold"), "--cold", "--edition", BOOK.source.name):
+    if said := execute(folder, needed(request, "executed_cold"), "--cold", "--edition", BOOK.source.name):
         pytest.fail(said, pytrace=False)
     return folder
 
@@ -33,9 +33,9 @@ def without_times(path):
 
 
 @pytest.mark.parametrize("lesson", KINDS)
-def test_a_cold_kernel_puts_out_the_same(shipped, cold, lesson):
+def test_a_cold_kernel_puts_out_the_same(shipped, executed_cold, lesson):
     """To the byte, figures too. Where there are GPUs, times are measured, and replicas print in any order."""
-    texts = [without_times(run_folder(folder) / f"{lesson}.ipynb") for folder in (cold, shipped)]
+    texts = [without_times(run_folder(folder) / f"{lesson}.ipynb") for folder in (executed_cold, shipped)]
     if torch.cuda.is_available():
         texts = [sorted(re.sub(r"[\d.]+ (ms|GB/s)", r"\1", text).splitlines()) for text in texts]
     assert texts[0] == texts[1]

@@ -12,6 +12,7 @@ import pytest
 from book import runs
 from book.site import site_folder
 from tests.conftest import EDITIONS, copy_repository, once, run_book
+from tools.browser import launch
 
 
 def render(folder, **environment):
@@ -115,11 +116,9 @@ def browser():
     """A headless Chromium."""
     from playwright.sync_api import Error, sync_playwright
 
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as playwright:
         try:
-            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-            chromium = playwright.chromium.launch(executable_path=found, args=flags)
+            chromium = launch(playwright)
         except Error as error:
             reason = f"no browser: {str(error).splitlines()[0]}"
             if os.environ.get("CI"):
