@@ -24,8 +24,10 @@ class LessonCalculator extends HTMLElement {
 
   put(values) {
     for (const input of this.inputs.filter(({ name }) => name in values)) {
-      if (input.type === "checkbox") input.checked = String(values[input.name]) === "true";
-      else input.value = values[input.name];
+      const value = String(values[input.name]);
+      if (input.type === "checkbox") input.checked = value === "true";
+      // An old address may name what there is no more to choose.
+      else if (!input.options || [...input.options].some((option) => option.value === value)) input.value = value;
     }
   }
 

@@ -77,7 +77,7 @@ print("fine so far")
 backward()
 on_ranks(2, backward)
 """)
-    done = subprocess.run([sys.executable, program], env=environment(2), capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, program], env=environment(2), capture_output=True, text=True, timeout=300)
     assert "fine so far" in done.stdout
     assert "Unable to handle autograd's threading in combination with fork-based multiprocessing" in done.stderr
 
