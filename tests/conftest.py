@@ -32,11 +32,6 @@ socket.socket.connect = local_only
 """
 
 
-def pytest_xdist_auto_num_workers(config):
-    """Three workers for two cores: one test in three waits, for a process or for what another worker executes."""
-    return os.cpu_count() * 3 // 2 or 1
-
-
 def copy_repository(target):
     """A copy of the sources, without anything built."""
     ignore = shutil.ignore_patterns(".git", ".venv", "_build", "__pycache__", ".ipynb_checkpoints", "*.mo")

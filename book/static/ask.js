@@ -89,7 +89,9 @@ function judged({ kind, right }, written, exercise, it, asked) {
   }
   const sameLength = kind === "list" && given.length === truth.length;
   const inPlace = sameLength && truth.filter((each, i) => same(given[i], each)).length;
-  if (inPlace || (exercise && sameLength && right.length === 1)) return { words: say(exercise ? "listNotYet" : "list", { truth: it, count: truth.length, same: inPlace }) };
+  if (inPlace || (exercise && sameLength && right.length === 1)) {
+    return { words: say(exercise ? "listNotYet" : "list", { truth: it, count: truth.length, same: inPlace }) };
+  }
   if (kind === "list" && !exercise) return { words: say("otherList", { truth: it, given: shown(given) }) };
   if (kind === "list" && right.length === 1) return { words: say("length", { count: truth.length, given: given.length }) };
   return { words: exercise ? say("notYet") : say("wrong", { truth: it }) };

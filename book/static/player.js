@@ -51,7 +51,7 @@ class StepPlayer extends HTMLElement {
     const { sentence, line, held } = this.steps[at];
     this.querySelector(".player-line code").textContent = line;
     this.querySelector(".player-sentence").textContent = sentence;
-    this.querySelector(".player-count").textContent = filled(this.dataset.count, { at: at + 1, all: this.steps.length });
+    this.querySelector(".player-count").textContent = `${at + 1} / ${this.steps.length}`;
     [...this.querySelectorAll(".player-devices section")].forEach((box, i) => {
       box.lastChild.replaceChildren();
       const earlier = before[i].split(" ");

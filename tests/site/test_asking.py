@@ -228,6 +228,13 @@ def test_a_list_that_is_too_short_says_so(visit):
     assert said(page, name) == ["Not yet: the list has 8 entries, yours has 7."]
 
 
+def test_a_wrong_list_of_the_right_length_is_not_called_too_short(visit):
+    name = "14_sharding/exercise-3"
+    page = visit("en/14_sharding.html")
+    answer(page, "4, 2", name=name)
+    assert said(page, name) == ["Not yet: 0 of 2 are in place."]
+
+
 def test_what_is_filled_in_is_checked_and_each_field_has_its_own_hint(visit):
     name = "14_sharding/exercise-2"
     page = visit("en/14_sharding.html")

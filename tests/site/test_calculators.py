@@ -103,6 +103,12 @@ def test_the_number_beside_the_tool_is_the_one_it_goes_by(visit, situation, tool
     assert box.locator("dd").all_inner_texts()[:3] == [tool, each, "72 GB"]
 
 
+def test_an_old_address_may_choose_what_there_is_no_more(visit):
+    """The menu was empty, and the calculator answered as if nothing were wrong."""
+    box = visit("en/16_choose.html#calculator-table?kind=of-old&gpus=2").locator("#calculator-table")
+    assert box.locator("select").input_value() == "adam" and box.locator('input[name="gpus"]').input_value() == "2"
+
+
 def test_no_table_stands_without_its_numbers(visit):
     box = visit("en/09_cost.html").locator("lesson-calculator")
     table, field = box.locator(".calculator-table"), box.locator(".calculator-inputs input").first
