@@ -46,6 +46,7 @@ SMALLER = {
     "time-pinned": {"64 * 1024 * 1024": "64 * 1024"},
     "time-parts": {"512, 14, 14": "8, 4, 4", "[1024]": "[16]", "repetitions=5": "repetitions=1"},
     "memory-measured": {"512, 14, 14": "8, 4, 4", " / 1e6": ""},
+    "measured": {', wide, sixteen_rows()[0], ways["one"]': ", small, tokens, rehearsed"},
 }
 SMALLER_NETWORKS = {
     "range(10)": "range(1)",

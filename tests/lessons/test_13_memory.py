@@ -3,12 +3,17 @@
 The lesson's functions on ranks need one rank only; peak() is rehearsed here for 1, 2, 3, 4 and 8 GPUs.
 """
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.profiler import profile
+from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import EDITIONS
 from tests.reading import run_cells
@@ -60,6 +65,37 @@ def test_explicit_scores_compute_the_same(left, monkeypatch):
 
 def test_the_rehearsal_is_right_to_the_byte(left):
     assert left["real"] == sum(left["rehearsed"].values())
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_the_rehearsal_of_shards_is_right(left, precision):
+    """FSDP2 with checkpointing, for real, on one rank of the CPU. (Several add what waits for Gloo.)"""
+
+    def train():
+        model = small_gpt(left, 3)()
+        for block in left["blocks"](model):
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision and torch.float32)
+        mesh = dist.init_device_mesh("cpu", (1,))
+        for part in [*left["blocks"](model), model]:
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+        for _ in range(2):
+            with profile(profile_memory=True) as noted:
+                model(*tokens).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        state = [tensor for state in optimizer.state.values() for tensor in state.values()]
+        now = most = sum(storage.nbytes() for storage in left["storages"]([*tokens, *model.parameters(), *state]))
+        for event in sorted(noted.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+            if event.name() == "[memory]":
+                now += event.nbytes()
+                most = max(most, now)
+        return most
+
+    tokens = [torch.zeros(4, 64, dtype=torch.int64)]
+    rehearsed = left["peak"](small_gpt(left, 3), tokens, 1, "FSDP2", checkpoint=True, precision=precision)
+    assert left["on_ranks"](1, train)[0] == pytest.approx(sum(rehearsed.values()), rel=1e-4)
 
 
 @pytest.mark.parametrize("rows", [32, 2048])

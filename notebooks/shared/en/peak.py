@@ -85,18 +85,32 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
             else []
         )
         network = OnGpu0(module, gpus) if how == "DataParallel" else module
-        # foreach=True is what a GPU gets
-        optimizer = torch.optim.Adam(module.parameters(), foreach=True)
         if how == "FSDP2":
             with torch.no_grad():
                 network(*rows)  # the first forward pass lays the shards out
             module.reshard()
-        for weight in module.parameters():
+        weights = list(module.parameters())
+        # as plain tensors: before 2.13, PyTorch makes fake tensors of its own
+        # for a step on DTensors
+        shards = [
+            nn.Parameter(plain(weight), weight.requires_grad)
+            for weight in weights
+        ]
+        # foreach=True is what a GPU gets
+        optimizer = torch.optim.Adam(shards, foreach=True)
+
+        def step():
+            for shard, weight in zip(shards, weights):
+                shard.grad = plain(weight.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+            module.zero_grad()
+
+        for weight in weights:
             weight.grad = (
                 torch.zeros_like(weight) if weight.requires_grad else None
             )
-        optimizer.step()  # the first step makes the optimizer's state
-        optimizer.zero_grad()
+        step()  # the first step makes the optimizer's state
         with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
             with torch.autocast(
                 "cpu",
@@ -108,8 +122,7 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
             del output
             loss.backward()
             del loss
-            optimizer.step()
-            optimizer.zero_grad()
+            step()
     return rehearsal.fullest
 
 
@@ -125,14 +138,14 @@ def blocks(module):
     return [block for child in module.children() for block in blocks(child)]
 
 
+def plain(tensor):
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 def storages(tensors):
-    shards = [
-        tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        for tensor in tensors
-    ]
     return {
         storage._cdata: storage
-        for storage in [shard.untyped_storage() for shard in shards]
+        for storage in [plain(tensor).untyped_storage() for tensor in tensors]
     }.values()
 
 

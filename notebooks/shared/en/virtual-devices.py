@@ -5,6 +5,9 @@ import torch
 from torch import nn
 from torch._utils import ExceptionWrapper
 
+# on a GPU, the first matrix product in a new thread warns; it does no harm
+warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+
 
 class Broadcast(torch.autograd.Function):
     """Copies each tensor n times; backward adds up the n gradients."""

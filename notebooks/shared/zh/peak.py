@@ -81,18 +81,32 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
             else []
         )
         network = OnGpu0(module, gpus) if how == "DataParallel" else module
-        # 在 GPU 上，Adam 默认 foreach=True
-        optimizer = torch.optim.Adam(module.parameters(), foreach=True)
         if how == "FSDP2":
             with torch.no_grad():
                 network(*rows)  # 第一次前向传播时，FSDP2 才完成分片的初始化
             module.reshard()
-        for weight in module.parameters():
+        weights = list(module.parameters())
+        # 用普通张量：2.13 以前的 PyTorch 在 DTensor 上更新一步时，
+        # 自己还会另造一些假张量
+        shards = [
+            nn.Parameter(plain(weight), weight.requires_grad)
+            for weight in weights
+        ]
+        # 在 GPU 上，Adam 默认 foreach=True
+        optimizer = torch.optim.Adam(shards, foreach=True)
+
+        def step():
+            for shard, weight in zip(shards, weights):
+                shard.grad = plain(weight.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+            module.zero_grad()
+
+        for weight in weights:
             weight.grad = (
                 torch.zeros_like(weight) if weight.requires_grad else None
             )
-        optimizer.step()  # 第一步创建优化器状态
-        optimizer.zero_grad()
+        step()  # 第一步创建优化器状态
         with Rehearsal(module, optimizer, [*rows, *buckets]) as rehearsal:
             with torch.autocast(
                 "cpu",
@@ -104,8 +118,7 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
             del output
             loss.backward()
             del loss
-            optimizer.step()
-            optimizer.zero_grad()
+            step()
     return rehearsal.fullest
 
 
@@ -121,14 +134,14 @@ def blocks(module):
     return [block for child in module.children() for block in blocks(child)]
 
 
+def plain(tensor):
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 def storages(tensors):
-    shards = [
-        tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        for tensor in tensors
-    ]
     return {
         storage._cdata: storage
-        for storage in [shard.untyped_storage() for shard in shards]
+        for storage in [plain(tensor).untyped_storage() for tensor in tensors]
     }.values()
 
 

@@ -5,6 +5,9 @@ import torch
 from torch import nn
 from torch._utils import ExceptionWrapper
 
+# 在 GPU 上，新线程第一次做矩阵乘法会有警告，没有害处
+warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+
 
 class Broadcast(torch.autograd.Function):
     """把每个张量拷贝 n 份；反向传播时把 n 份梯度相加"""
