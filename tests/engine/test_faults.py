@@ -76,7 +76,7 @@ def test_cells_that_misbehave(book, cold):
     assert time.monotonic() - began < 120
     for (lesson, edition), (_code, reason) in MISBEHAVING.items():
         cell = "words" if lesson == "01_count" else "tools"
-        assert f"error: notebooks/{edition}/{lesson}.ipynb, cell {cell}: {reason}" in said
+        assert f"error: notebooks/{edition}/{lesson}.ipynb, cell {cell}: {reason}" in said, said
     for edition in EDITIONS:
         late = rf"notebooks/{edition}/04_slow.ipynb, cell [\w-]+: the lesson takes longer than 8 s in all"
         assert re.search(late, said)
