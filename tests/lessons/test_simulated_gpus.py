@@ -34,6 +34,9 @@ def test_virtual_devices_agree_with_pytorch_on_simulated_gpus(count, tests):
 
 
 def test_these_are_all():
-    """All files whose tests are marked for GPUs; but for one test of lesson 4, which asks an execution what it saw."""
+    """All files whose tests are marked for GPUs; but for one test of lesson 4, which asks an execution what it saw, and
+    for what NCCL and CUDA say themselves."""
     paths = [path for path in (ROOT / "tests").rglob("test_*.py") if MARKED.search(path.read_text("utf-8"))]
-    assert {path.name for path in FILES} | {"test_04_data_parallel.py"} == {path.name for path in paths}
+    assert {path.name for path in FILES} | {"test_04_data_parallel.py", "test_gpu_messages.py"} == {
+        path.name for path in paths
+    }
