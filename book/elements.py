@@ -23,7 +23,7 @@ INLINE = MarkdownIt("commonmark")
 
 
 def add_elements(app: Sphinx) -> None:
-    app.add_node(RunPanel, html=(visit_panel, lambda self, node: self.body.append("</section>\n")))
+    app.add_node(RunPanel, html=(visit_panel, lambda self, node: self.body.append("</div>\n")))
     app.add_node(AskBox, html=(visit_ask_box, depart_ask_box))
     app.add_node(nodes.image, override=True, html=(visit_image, lambda self, node: None))
     app.add_node(nodes.section, override=True, html=(visit_section, None))
@@ -78,7 +78,7 @@ class MarkCells(SphinxTransform):
         parent, place = node.parent, node.parent.index(node)
         parent.remove(node)
         panel += node
-        if about["key"] == "here":
+        if about["first"]:
             parent.insert(place, nodes.container("", panel, classes=["runs"], is_div=True))
         else:
             parent[place - 1] += panel
@@ -172,7 +172,7 @@ class RunPanel(nodes.General, nodes.Element):
 
 def visit_panel(self: Any, node: RunPanel) -> None:
     data = {"data-run": node["key"], "data-title": node["title"]}
-    self.body.append(self.starttag(node, "section", CLASS="run", **data))
+    self.body.append(self.starttag(node, "div", CLASS="run", **data))
 
 
 def visit_image(self: Any, node: nodes.image) -> None:

@@ -198,7 +198,9 @@ def test_every_figure_has_a_caption(html, edition):
 def test_what_only_a_gpu_measures_is_folded(html, edition, words):
     cell = soup(html / edition / "09_cost.html").select_one("#cell-time-multiply")
     assert cell.details.summary.get_text(strip=True).startswith(words)
-    assert not cell.details.has_attr("open") and cell.select_one(".cell_output")
+    assert not cell.details.has_attr("open")
+    tabs = [run["data-title"] for run in cell.find_next(class_="runs").select(".run")]
+    assert "NVIDIA" in tabs[0] and tabs[-1] in ("This page", "本页")  # what was measured first
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
