@@ -97,7 +97,7 @@ class Pages:
                 entry["outputs"] = asking.shown(done[cell.id].outputs)
                 entry["metadata"] |= self.asked(lesson, cell)
             panels = self.panels(lesson, cell, entry)
-            if cell.id in done and self.lacks_gpus(lesson, cell):
+            if cell.id in done and "gpu" in cell.metadata and not self.run.lessons[lesson.id].gpus:
                 prompt = dict.fromkeys(("code_prompt_show", "code_prompt_hide"), cell.metadata["gpu"])
                 entry["metadata"] |= {"tags": [*cell.tags, "hide-input"], "mystnb": prompt}
             cells += [entry, *panels]
@@ -112,10 +112,6 @@ class Pages:
                 directive = f"{lead}\n\n```{{{EXPLORER}}}\n{start}\n```\n"
                 cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
         return {**notebook, "cells": cells}
-
-    def lacks_gpus(self, lesson: Lesson, cell: Cell) -> bool:
-        """Whether this page's run could not measure what the cell is there for."""
-        return "gpu" in cell.metadata and not self.run.lessons[lesson.id].gpus
 
     def asked(self, lesson: Lesson, cell: Cell) -> dict[str, Any]:
         """The questions that a page asks at a cell, and their truths, in metadata that `MarkCells` reads."""
@@ -151,8 +147,7 @@ class Pages:
         for run in others:
             at = run.lessons[lesson.id]
             shown.append((at.machine, at.machine, at, run.cells[lesson.id][cell.id]))
-        if self.lacks_gpus(lesson, cell):
-            shown.sort(key=lambda panel: not panel[2].gpus)  # the first tab is open
+        shown.sort(key=lambda panel: "gpu" in cell.metadata and not panel[2].gpus)  # the first tab is open
         panels = []
         for number, (key, title, at, kept) in enumerate(shown):
             detail = f"{at.machine} · PyTorch {at.versions['torch']} · {at.executed[:10]}"
