@@ -309,6 +309,7 @@ def test_nothing_is_kept_back(visit, browser, html, how):
         page.emulate_media(media="print")
     for output in page.locator("ask-box .cell_output").all():  # of tabs, one is open
         assert output.is_visible() or output.evaluate("node => node.closest('.run[hidden]') !== null")
+    assert all(tabs.locator(".run:visible").count() for tabs in page.locator("ask-box .runs").all())
     assert not any(form.is_visible() for form in page.locator("form.ask, show-all").all())
     context.close()
 
