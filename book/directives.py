@@ -57,14 +57,11 @@ class LessonTable(Scripted):
 
 
 class SplitExplorer(Scripted):
-    """The split explorer: who gets which rows of a batch. Its content, if any, is what it begins with, as JSON."""
-
-    has_content = True
+    """The split explorer: who gets which rows of a batch."""
 
     def run(self) -> list[nodes.Node]:
         self.scripts("explorer.js")
-        about = {"start": "".join(self.content)}
-        return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", about), format="html")]
+        return [nodes.raw("", self.env.app.builder.templates.render("explorer.html", {}), format="html")]
 
 
 class Played(Scripted):

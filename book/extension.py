@@ -105,11 +105,7 @@ class Pages:
                 directive = f"```{{{kind}}}\n{json.dumps(about)}\n```\n"
                 cells.append({"cell_type": "markdown", "id": f"{cell.id}-{kind}", "metadata": {}, "source": directive})
             if EXPLORER in cell.tags:
-                lead = _(
-                    "The explorer is there to play with. Where the lesson asks for a prediction, make it first, and then try it out here."
-                )
-                start = '{"rows": 12, "gpus": 4}'  # it gives no rule away
-                directive = f"{lead}\n\n```{{{EXPLORER}}}\n{start}\n```\n"
+                directive = f"```{{{EXPLORER}}}\n```\n"
                 cells.append({"cell_type": "markdown", "id": EXPLORER, "metadata": {}, "source": directive})
         return {**notebook, "cells": cells}
 

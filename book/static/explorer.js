@@ -18,7 +18,7 @@ class SplitExplorer extends HTMLElement {
 
   connectedCallback() {
     this.words = JSON.parse(this.dataset.words);
-    this.state = { rows: 12, gpus: 8, dim: 0, ...JSON.parse(this.dataset.start ?? "{}") }; // two GPUs are idle
+    this.state = { rows: 12, gpus: 8, dim: 0 }; // two GPUs are idle
     const linked = this.readAddress();
     this.build();
     this.fill();

@@ -21,10 +21,11 @@ def test_explorer_follows_the_law(visit):
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
-@pytest.mark.parametrize("name", ["index", "explorer", "04_data_parallel"])
-def test_explorer_begins_with_what_no_prediction_asks(visit, edition, name):
-    law = visit(f"{edition}/{name}.html").locator("split-explorer .explorer-law").inner_text()
-    assert ("⌈12/8⌉" in law) != ("⌈12/4⌉" in law)
+def test_lesson_asks_who_gets_which_rows_before_the_explorer_tells(visit, edition):
+    page = visit(f"{edition}/04_data_parallel.html")
+    last_split_asked = page.locator("ask-box[data-name='04_data_parallel/run-8']").last
+    explorer = page.locator("split-explorer")
+    assert last_split_asked.bounding_box()["y"] < explorer.bounding_box()["y"]
 
 
 @pytest.mark.parametrize("edition, words", [("en", "GPUs at work: 5 of 8"), ("zh", "工作的 GPU：5 / 8")])
