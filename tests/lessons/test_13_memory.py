@@ -186,7 +186,7 @@ def test_a_row_is_never_cut(edition):
     gigabytes = run_cells(f"{edition}/13_memory", ["setup", "yours"])["gigabytes"]
 
     def needed(how, rows):
-        return gigabytes(how, 8, 8.03, 16, 32, 4096, rows, 4096)
+        return gigabytes(how, 8, 8.03, 16, 4, 32, 4096, rows, 4096)
 
     assert needed("FSDP2", 1) == pytest.approx(16.06 + 1.00 + 18.25, abs=0.01)
     for how in ("DataParallel", "DDP", "FSDP2", "offload"):
