@@ -26,25 +26,31 @@ function say(name, values = {}) {
   return filled(say.words[name], values);
 }
 
-// What one has typed, as entries: numbers where they are some, other words in small letters; "B and D" are two.
-function entries(text) {
+// What stands between the entries of a list, as commas: "B and D" are two.
+function withCommas(text) {
   const and = say("and").split(" ").map((word) => (/\w/.test(word) ? `\\b${word}\\b` : word)).join("|");
-  const plain = text.replace(/\s+%/g, "%").replace(/\s*\/\s*/g, "/").replaceAll("−", "-").replaceAll("、", ",")
-    .replace(new RegExp(and, "gi"), ",").replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,").replace(/torch\.Size/gi, "");
-  return plain.split(/[\s,;→[\](){}"'“”]+/).filter(Boolean).map((word) => {
+  return text.replace(/[、;→]/g, ",").replace(new RegExp(and, "gi"), ",");
+}
+
+// What one has typed, as entries: numbers where they are some, other words in small letters.
+function entries(text) {
+  const plain = withCommas(text.replace(/\s+%/g, "%").replace(/\s*\/\s*/g, "/").replaceAll("−", "-"))
+    .replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,").replace(/torch\.Size/gi, "");
+  return plain.split(/[\s,[\](){}"'“”]+/).filter(Boolean).map((word) => {
     const [, above, below] = /^(-?[\d.]+)\/([\d.]+)$/.exec(word) ?? [];
     const number = below ? above / below : Number(word.replace(/%$/, "")) / (word.endsWith("%") ? 100 : 1);
     return Number.isFinite(number) ? number : word.toLowerCase();
   });
 }
 
-// A word may stand before and after a number or a list: step 4, 720 MB, 30分钟, 4, 4, 2 rows. But 4k is not 4, nor is
+// A word may stand before and after a number, also in a list: step 4, 720 MB, 30分钟, 1 MB, 6 MB. But 4k is not 4, nor is
 // 0.72 GB where MB are asked for; 25% is a quarter. 163,840 is one number, and "none" is 0.
 function bare(text, kind, asked) {
+  if (kind === "list") return withCommas(text).split(",").map((entry) => bare(entry, "entry", asked)).join(",");
   const [, numbers, word] = /^\s*\p{L}*\s*([^\p{L}]*[\d)\]])\s*(\p{L}*)\s*$/u.exec(text) ?? [];
   const size = /^([kmgt]i?b?|[千万亿].*)$/i.test(word ?? "") && !asked.split(/[^\p{L}]+/u).includes(word);
   const plain = numbers === undefined || size ? text : numbers;
-  if (kind === "list") return plain;
+  if (kind === "entry") return plain;
   return say("zero").split(" ").includes(plain.trim().toLowerCase()) ? "0" : plain.replace(/,(?=\d{3}(?!\d))/g, "");
 }
 

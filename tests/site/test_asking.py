@@ -91,6 +91,8 @@ def test_what_was_answered_is_there_again_and_in_the_other_edition(visit, html):
         ("１５、１５", "Right."),
         ("15, 15 rows", "Right."),
         ("15、15 行", "Right."),
+        ("15 rows, 15 rows", "Right."),
+        ("15 rows and 15", "Right."),
         ("3, 4", "It is: 15, 15. You wrote: 3, 4."),
         ("15", "It is: 15, 15. You wrote: 15."),
         ("7 x 2, 1", "It is: 15, 15. You wrote: 7, 2, 1."),
@@ -204,6 +206,14 @@ def test_an_exercise_tells_right_from_wrong_without_giving_the_answer_away(visit
     assert said(page, name) == [words]
     wrong = words.startswith("Not yet")
     assert box(page, name).get_by_text("How large is a chunk").is_visible() == wrong or not wrong
+
+
+def test_a_hint_leaves_the_words_of_the_lesson_as_they_are(visit):
+    """`shuffle` became `Shuffle`, and rank 0 Rank 0."""
+    page = visit("zh/10_distributed.html")
+    for hint in page.locator(".ask-hint").all():
+        assert hint.evaluate("hint => getComputedStyle(hint, '::first-letter').textTransform") == "none"
+        assert hint.text_content().startswith("提示：")
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
