@@ -184,13 +184,6 @@ def test_a_printed_lesson_is_whole(visit, name):
     assert not any(folded.is_visible() for folded in page.locator("article details.hide").all())
 
 
-@pytest.mark.parametrize("width, height", [(390, 844), (1280, 800)])
-def test_lesson_4_shows_the_split_within_two_screens(visit, width, height):
-    page = visit("en/04_data_parallel.html", viewport={"width": width, "height": height})
-    box = page.locator(".explorer-strip").bounding_box()
-    assert box["y"] + box["height"] < 2 * height
-
-
 def test_code_that_scrolls_on_a_phone_says_so(visit):
     page = visit("en/04_data_parallel.html", viewport={"width": 390, "height": 844})
     scrolling = page.locator(".cell_input pre").filter(visible=True)
