@@ -210,8 +210,9 @@ def test_an_exercise_tells_right_from_wrong_without_giving_the_answer_away(visit
 
 def test_a_hint_leaves_the_words_of_the_lesson_as_they_are(visit):
     """`shuffle` became `Shuffle`, and rank 0 Rank 0."""
-    page = visit("zh/10_distributed.html")
-    for hint in page.locator(".ask-hint").all():
+    hints = visit("zh/10_distributed.html").locator(".ask-hint").all()
+    assert hints
+    for hint in hints:
         assert hint.evaluate("hint => getComputedStyle(hint, '::first-letter').textTransform") == "none"
         assert hint.text_content().startswith("提示：")
 

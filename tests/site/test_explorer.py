@@ -23,7 +23,7 @@ def test_explorer_follows_the_law(visit):
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_lesson_asks_who_gets_which_rows_before_the_explorer_tells(visit, edition):
     page = visit(f"{edition}/04_data_parallel.html")
-    last_split_asked = page.locator("ask-box[data-name='04_data_parallel/run-8']").last
+    last_split_asked = page.locator("ask-box[data-name='04_data_parallel/run-8']")
     explorer = page.locator("split-explorer")
     assert last_split_asked.bounding_box()["y"] < explorer.bounding_box()["y"]
 
