@@ -363,7 +363,10 @@ def test_evaluation_counts_each_row_once_on_any_number_of_ranks(of):
 
     def evaluate_all():
         model, optimizer = of.build()
-        return [of.evaluate(model, x, y, size) for x, y, size in data]
+        found = [of.evaluate(model, x, y, size) for x, y, size in data]
+        # under no_grad the root group stays whole, and the next call would use its old weights
+        assert {type(weight).__name__ for weight in model.parameters()} == {"DTensor"}
+        return found
 
     for ranks in COUNTS:
         calls = [math.ceil(len(x) / (ranks * size)) for x, y, size in data]

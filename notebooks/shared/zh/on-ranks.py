@@ -23,7 +23,7 @@ gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
 cuda_since = []  # 第一个用到 CUDA 的单元格的编号
 
 
-# PyTorch 自带的 start_processes（torchelastic）会接管信号处理函数，
+# 不用 PyTorch 自带的 start_processes（torchelastic）：它会接管信号处理函数，
 # 而且每次出错都要写十来行日志
 def on_ranks(ranks, function, *arguments, seconds=60):
     """从本进程 fork 出 ranks 个进程，各自调用 function(*arguments)，
