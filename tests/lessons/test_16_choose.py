@@ -378,6 +378,23 @@ my_batch = (x,)
 my_loss = lambda network, x: network.encode(x).pow(2).mean()
 """
 )
+SPECTRAL = (
+    HEAD
+    + "from torch.nn.utils.parametrizations import spectral_norm\nmy_model = nn.Sequential(spectral_norm(nn.Linear(5, 4)), nn.ReLU(), nn.Linear(4, 2))\nmy_batch = (x,)"
+)
+RECURRENT = model(
+    "self.cell, self.state = nn.GRUCell(5, 5), None",
+    "self.state = self.cell(x, self.state)\nreturn self.fc(self.state)",
+)
+
+
+def changing(change, layer=False):
+    """A model whose forward changes a weight of the root group, or of a layer with a group of its own."""
+    init = "" if layer else "self.mix = nn.Parameter(torch.randn(5, 5))"
+    forward = f"with torch.no_grad():\n    {change}\nreturn self.fc(x{'' if layer else ' @ self.mix'})"
+    return model(init, forward)
+
+
 OUTSIDE = "my_loss = lambda network, x: network(x).pow(2).mean() + sum(p.sum() for p in network.parameters())"
 
 # name -> (code, what DDP finds, what FSDP2 finds)
@@ -424,6 +441,27 @@ ON_RANKS = {
         set(),
         {"error"},
     ),
+    # the weights, which forward itself may change
+    "max-norm": (TRAPS["embedding-max-norm"][0], {"weight"}, {"weight"}),
+    "norm-written-back": (changing("self.mix.div_(self.mix.norm())"), set(), {"weight"}),
+    "clipped": (changing("self.mix.data.clamp_(-0.1, 0.1)"), set(), {"weight"}),
+    "norm-of-a-layer": (changing("self.fc.weight.div_(self.fc.weight.norm())", layer=True), set(), set()),
+    "follower": (
+        model(
+            "self.slow = nn.Linear(5, 3).requires_grad_(False)",
+            "with torch.no_grad():\n    self.slow.weight.lerp_(self.fc.weight, 0.1)\nreturn self.fc(x) - self.slow(x)",
+        ),
+        set(),
+        set(),
+    ),
+    # what changes from step to step
+    "spectral-norm": (SPECTRAL, set(), set()),
+    "warm-up": (
+        model("self.steps = 0", "self.steps += 1\nreturn self.fc(x) * min(1, self.steps / 10)"),
+        set(),
+        set(),
+    ),
+    "state-kept": (RECURRENT, {"plain"}, {"plain"}),
     # PyTorch 2.13's DDP divides the gradients beside a sparse one twice; FSDP2 has no sparse ones.
     "sparse": (HEALTHY["sparse-gradients"], {"gradient"}, {"error"}),
 }
@@ -472,7 +510,9 @@ def test_ddp_and_fsdp2_find_what_is_planted(name):
     assert variables  # an early optimizer lives as long as these
 
 
-@pytest.mark.parametrize("name", [name for name in ON_RANKS if name not in ("healthy", "bfloat16", "fixed-size")])
+@pytest.mark.parametrize(
+    "name", [name for name in ON_RANKS if name not in ("healthy", "bfloat16", "fixed-size", "state-kept")]
+)
 @pytest.mark.parametrize("tool", ["DDP", "FSDP2"])
 def test_the_verdict_is_what_training_shows(name, tool):
     """Trained in the plainest way, without the checker: it fails or differs exactly where the checker says so."""
@@ -623,6 +663,16 @@ def test_what_it_chooses_fits():
         for quick in (False, True):
             tool = choose(need, memory * 1e9, 8, quick=quick)
             assert largest[tool] <= memory * 1e9, (tool, memory)
+
+
+@pytest.mark.parametrize("rows, tool, said, needed", [(8192, "FSDP2", 3.5, 4.3), (12288, "DDP", 11.7, 13.8)])
+def test_what_it_chooses_may_need_more(rows, tool, said, needed):
+    """The page says so, with these numbers: `my_need` is a single moment."""
+    lesson = run_cells("en/16_choose", ["setup", "on-ranks", "choose", "peak", "my-need"])
+    peak, build = lesson["peak"], lesson["build"]
+    chosen, each = lesson["pick"](peak(build, [torch.empty(rows, 8192)], 1, "one"), 1.12e9 * said, 8)
+    assert (chosen, each) == (tool, pytest.approx(said * 1e9, rel=0.01))
+    assert sum(peak(build, [torch.empty(8 * rows, 8192)], 8, tool).values()) == pytest.approx(needed * 1e9, rel=0.01)
 
 
 # ---- the migration
