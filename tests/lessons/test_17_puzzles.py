@@ -415,6 +415,11 @@ def sharded_adam(rank, weights, batches):
             changed(6, ("reduce_scatter(rank, gradient)", "gradient.chunk(rank.ranks)[rank.number]")),
             "the largest difference is",
         ),
+        # the sum, not divided, from which Adam makes almost the same
+        (
+            changed(6, ("reduce_scatter(rank, gradient) / rank.ranks", "reduce_scatter(rank, gradient)")),
+            "they are what Adam makes of the sum of the gradients, not of their mean",
+        ),
         (changed(6, ("enumerate(batches, 1)", "enumerate(batches)")), "2304 of 2304 are nan\n"),
         (changed(6, (".double()", ".clone()")), "TypeError: part, first and second are to be float64"),
         (changed(6, ("return weights", "return weights.double()")), "returns torch.float64, not torch.float32"),
@@ -550,8 +555,23 @@ def sharded_step(rank, shards, x, y):
         ),
         (changed(7, ("results[::-1]", "results")), "tensor 0: these are right, but in another order"),
         (
-            changed(7, ("reduce_scatter(rank, of_weights)", "of_weights.chunk(rank.ranks)[rank.number]")),
+            changed(7, ("reduce_scatter(rank, of_weights) / rank", "of_weights.chunk(rank.ranks)[rank.number] / rank")),
             "the largest difference is",
+        ),
+        # the gradients of the own rows: cut, or as autograd leaves them
+        (
+            changed(7, ("reduce_scatter(rank, of_weights) / rank.ranks", "of_weights.chunk(rank.ranks)[rank.number]")),
+            "they are the gradients of the rank's own rows only: add those of the other ranks with reduce_scatter",
+        ),
+        (
+            """
+def sharded_step(rank, shards, x, y):
+    for shard in shards:
+        x = layer(all_gather(rank, shard.requires_grad_()), x)
+    loss_of(x, y).backward()
+    return [shard.grad for shard in shards]
+""",
+            "(ranks: 2): rank 0 returns wrong numbers, tensor 0: they are the gradients of the rank's own rows only",
         ),
     ],
     8: [
@@ -876,6 +896,34 @@ def sharded_step(rank, shards, x, y):  # with torch's checkpoint, more or less
 
     for shard in shards:
         x = Gathered.apply(shard.requires_grad_(), x)
+    loss_of(x, y).backward()
+    return [shard.grad for shard in shards]
+""",
+        """
+def sharded_step(rank, shards, x, y):  # once forward: autograd keeps shards in place of weights
+    class Gathered(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard):
+            return all_gather(rank, shard)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return reduce_scatter(rank, gradient) / rank.ranks
+
+    for shard in shards:
+        weights = Gathered.apply(shard.requires_grad_())
+        place = weights.data_ptr()
+
+        def pack(tensor, shard=shard, place=place):
+            return (shard.detach(), tensor.shape) if tensor.data_ptr() == place else (tensor, None)
+
+        def unpack(packed):
+            tensor, shape = packed
+            return all_gather(rank, tensor).view(shape) if shape else tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            x = layer(weights, x)
+        del weights
     loss_of(x, y).backward()
     return [shard.grad for shard in shards]
 """,
