@@ -92,6 +92,19 @@ def test_evaluation_is_that_of_one_process(lesson, rows):
     assert results[0][1] == rows
 
 
+def test_evaluation_gives_each_layer_back_its_mode(lesson):
+    """A frozen BatchNorm stays in eval()."""
+
+    def modes():
+        model = lesson["network"]()
+        model[1].eval()
+        before = [module.training for module in model.modules()]
+        lesson["count_right"](model, range(3))
+        return before == [module.training for module in model.modules()]
+
+    assert lesson["on_ranks"](1, modes) == [True]
+
+
 @pytest.mark.parametrize("numbers", [(2**24 + 1, 3), (0.1, 2**24 + 1)])
 def test_sums_over_ranks_are_exact(lesson, numbers):
     """float32 has no 2**24 + 1."""
@@ -139,6 +152,28 @@ def test_join_divides_by_all_or_by_those_who_work(run):
     assert "has additional distributed collective operations, such as ``SyncBatchNorm``" in said
 
 
+@pytest.mark.parametrize("momentum, same", [(0, True), (0.9, False)])
+def test_join_gives_all_ranks_the_weights_but_not_the_momentum(lesson, momentum, same):
+    """So one block for all epochs."""
+
+    def weights():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        for steps in (2 if torch.distributed.get_rank() else 4, 2):  # of a block
+            with model.join():
+                for _ in range(steps):
+                    optimizer.zero_grad()
+                    model(torch.ones(8, 4)).pow(2).mean().backward()
+                    optimizer.step()
+                last = model.module.weight.detach().clone()
+        return last, model.module.weight.detach()
+
+    (first, first_after), (second, second_after) = lesson["on_ranks"](2, weights)
+    assert torch.allclose(first, second) is same
+    assert torch.equal(first_after, second_after)
+
+
 def test_running_values_are_rank_0s(run):
     assert re.findall(r"steps (.*)", output(run, "batchnorm")) == ["[0.0, 0.0, 0.0]", "[1.0, 1.0, 1.0]"]
 
@@ -151,6 +186,41 @@ def test_sync_batchnorm(run):
 def test_options_for_unused_parameters(run):
     verdicts = [line.rpartition(": ")[2] for line in output(run, "unused").splitlines() if line.startswith(" ")]
     assert [verdict == "4 steps done" for verdict in verdicts] == [False, True, True, False, True, False]
+
+
+@pytest.mark.parametrize("trains_at_first", [True, False])
+def test_ddp_notes_at_the_wrapping_what_trains(lesson, trains_at_first):
+    """What is frozen later raises an error, and what is unfrozen later is not averaged."""
+
+    def result():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4).requires_grad_(trains_at_first), nn.Linear(4, 1)))
+        model.module[0].requires_grad_(not trains_at_first)
+        torch.manual_seed(torch.distributed.get_rank())
+        for _ in range(2):
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+        return model.module[0].weight.grad, model.module[1].weight.grad
+
+    if trains_at_first:
+        with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+            lesson["on_ranks"](2, result)
+    else:
+        first, second = lesson["on_ranks"](2, result)
+        assert not torch.allclose(first[0], second[0]) and torch.equal(first[1], second[1])
+
+
+def test_static_graph_needs_its_first_backward_pass_outside_no_sync(lesson):
+    def backward(outside):
+        model = DistributedDataParallel(nn.Linear(4, 1), static_graph=True)
+        if outside:
+            model(torch.ones(1, 4)).sum().backward()
+        with model.no_sync():
+            model(torch.ones(1, 4)).sum().backward()
+        model(torch.ones(1, 4)).sum().backward()
+
+    lesson["on_ranks"](2, backward, True)
+    with pytest.raises(RuntimeError, match="expect_autograd_hooks_ INTERNAL ASSERT FAILED"):
+        lesson["on_ranks"](2, backward, False)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -208,6 +278,34 @@ def test_a_resumed_run_ends_like_an_undisturbed_one(lesson, tmp_path, ranks):
             assert torch.equal(weights, undisturbed[0])
         else:
             torch.testing.assert_close(weights, undisturbed[0], rtol=0, atol=1e-5)
+
+
+def test_a_run_is_resumed_only_with_its_own_settings(lesson, tmp_path):
+    train = functools.partial(lesson["train"], tmp_path / "run.pt")
+    settings = {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "seed": 0}
+    weights = lesson["on_ranks"](1, functools.partial(train, **settings))[0]
+    for name, other in (("epochs", 2), ("batch_size", 128), ("learning_rate", 0.01), ("seed", 1)):
+        with pytest.raises(RuntimeError, match="saved with "):
+            lesson["on_ranks"](1, functools.partial(train, **{**settings, name: other}))
+    assert torch.equal(lesson["on_ranks"](1, functools.partial(train, **settings))[0], weights)
+
+
+@pytest.mark.parametrize("finders, steps", [([], [0, 0]), ([0, 1], [8, 8]), ([0], None), ([1], None)])
+def test_all_ranks_find_the_checkpoint_or_none(lesson, tmp_path, finders, steps):
+    def load():
+        model = DistributedDataParallel(nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = (model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        lesson["save"](tmp_path / "saved.pt", *state, 8, {})
+        torch.distributed.barrier()  # rank 0 has written
+        found = torch.distributed.get_rank() in finders
+        return lesson["load"](tmp_path / ("saved.pt" if found else "none.pt"), *state, {})
+
+    if steps:
+        assert lesson["on_ranks"](2, load) == steps
+    else:
+        with pytest.raises(RuntimeError, match="only some ranks find"):
+            lesson["on_ranks"](2, load)
 
 
 def test_the_last_digit_differs_because_of_the_buckets(lesson, tmp_path):

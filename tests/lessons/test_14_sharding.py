@@ -112,6 +112,16 @@ def test_mixed_precision(of):
     assert dtypes == [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32]
 
 
+@pytest.mark.parametrize(("options", "arrives"), [({}, 1000), ({"cast_forward_inputs": False}, 999)])
+def test_a_policy_rounds_inputs(of, options, arrives):
+    def first_input():
+        policy = of.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, **options)
+        model = of.fully_shard(nn.Identity(), mesh=of.all_ranks(), mp_policy=policy)
+        return model(torch.tensor(999.0)).item()
+
+    assert of.on_ranks(2, first_input) == [arrives] * 2
+
+
 def test_bfloat16_weights_lose_small_steps(of, left):
     assert left["changed"]["bfloat16"] < 282 / 100 < 282 / 2 < left["changed"]["float32"]
 
@@ -149,6 +159,18 @@ def test_a_checkpoint_of_four_ranks_is_loaded_by_any_number(of, left, tmp_path):
     assert left["files"] == [".metadata", *(f"__{rank}_0.distcp" for rank in range(4))]
     three = of.on_ranks(3, of.train_and_save, tmp_path)[0]
     assert of.largest_difference(of.on_ranks(1, of.load_and_train, tmp_path)[0], three) < 1e-6
+
+
+def test_get_state_dict_before_the_first_step_is_a_step_to_adam(of):
+    def steps():
+        model, optimizer = of.build()
+        before = of.whole_weights(model)
+        of.get_state_dict(model, optimizer)
+        changed = of.largest_difference(of.whole_weights(model), before)
+        of.step(model, optimizer)
+        return changed, {state["step"].item() for state in optimizer.state.values()}
+
+    assert of.on_ranks(2, steps) == [(0, {2})] * 2
 
 
 def test_async_save_writes_the_same(of, tmp_path):
@@ -291,6 +313,52 @@ def test_the_script_names_a_weight_that_nothing_draws(of, started):
         started(Bare)
 
 
+def test_what_the_script_keeps_of_the_values_that_a_module_sets(of, started):
+    class Own(of.Model):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(8, 4, padding_idx=3)
+            nn.init.zeros_(self.last.bias)  # lost
+
+        def reset_parameters(self):  # has the last word
+            nn.init.zeros_(self.last.weight)
+
+    cure = re.search(r"`(weight\.copy_\(.*?\))`, where `row` is `(.*?)`", recipe())
+    look = f"""
+def look():
+    return {{name: parameter.full_tensor().detach().clone() for name, parameter in model.named_parameters()}}
+
+
+drawn = look()
+weight, padding_idx = model.words.weight, model.words.padding_idx
+row = {cure[2]}
+with torch.no_grad():
+    {cure[1]}
+cured = look()["words.weight"]
+torch.manual_seed(1 +"""
+    drawn, cured = started(
+        Own, [("\ntorch.manual_seed(1 +", look)], after=lambda left: (left["drawn"], left["cured"]), ranks=3
+    )[0]
+    assert not drawn["last.weight"].any() and drawn["last.bias"].any()
+    assert drawn["words.weight"].any(1).all()
+    assert cured.any(1).tolist() == [row != 3 for row in range(8)]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_script_cannot_load_the_state_of_a_parameter_that_the_loss_never_reaches(of, started, frozen):
+    class Spare(of.Model):
+        def __init__(self):
+            super().__init__()
+            self.spare = nn.Linear(2, 2).requires_grad_(not frozen)
+
+    assert started(Spare) == [5, 5]
+    if frozen:
+        assert started(Spare) == [5, 5]
+    else:
+        with pytest.raises(RuntimeError, match="Missing key in checkpoint state_dict: optimizer.state.spare"):
+            started(Spare)
+
+
 def test_the_script_has_other_dropout_on_each_rank(started):
     first, second = started(after=lambda left: torch.rand(3))
     assert not torch.equal(first, second)
@@ -321,7 +389,12 @@ for layer in model.layers:"""
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 weights = file() if dist.get_rank() == 0 else {}
 options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+for parameter in model.parameters():
+    if not parameter.requires_grad:
+        nn.init.constant_(parameter, torch.nan)
 set_model_state_dict(model, weights, options=options)
+for name, parameter in model.named_parameters():
+    assert not parameter.to_local().isnan().any(), name
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]"""
 
     def file():
@@ -338,6 +411,8 @@ optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]
     weights = started(Adapted, changes, after=kept, file=file)[1]
     assert all(torch.equal(weights[name], weight) for name, weight in file().items())
     assert weights["lora.weight"].dtype == torch.float32 and weights["first.weight"].dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match=r"AssertionError: first\.weight"):  # names that do not fit
+        started(Adapted, changes, file=lambda: {f"base.{name}": weight for name, weight in file().items()})
 
 
 def test_the_script_runs_with_offload(started):
@@ -362,10 +437,12 @@ def test_evaluation_counts_each_row_once_on_any_number_of_ranks(of):
     right = [(alone(x).argmax(1) == y.argmax(1)).sum().item() for x, y, size in data]
 
     def evaluate_all():
-        model, optimizer = of.build()
+        model, optimizer = of.build(reshard_after_forward=False)
+        model.layers[1].eval()
         found = [of.evaluate(model, x, y, size) for x, y, size in data]
-        # under no_grad the root group stays whole, and the next call would use its old weights
+        # under no_grad every group stays whole, and the next call would use its old weights
         assert {type(weight).__name__ for weight in model.parameters()} == {"DTensor"}
+        assert [layer.training for layer in model.layers] == [True, False, True]
         return found
 
     for ranks in COUNTS:
