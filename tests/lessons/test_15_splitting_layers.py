@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from torch.distributed.tensor import Replicate
 
 from tests.reading import run_cells
 
@@ -240,3 +241,48 @@ def test_names_that_the_prose_mentions():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.distributed.tensor.experimental import context_parallel  # noqa: F401
+
+
+def test_one_weight_in_two_layers_has_to_be_tied_again(lesson):
+    names = "init_device_mesh parallelize_module ColwiseParallel RowwiseParallel dist"
+    init_device_mesh, parallelize_module, colwise, rowwise, dist = map(lesson.get, names.split())
+
+    def ties():
+        model = torch.nn.ModuleDict({"words": torch.nn.Embedding(8, 4), "head": torch.nn.Linear(4, 8, bias=False)})
+        model.head.weight = model.words.weight
+        plan = {"words": rowwise(input_layouts=Replicate()), "head": colwise()}
+        parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+        same = model.head.weight is model.words.weight
+        return same, model.head.weight.placements == model.words.weight.placements
+
+    assert lesson["on_ranks"](2, ties) == [(False, True)] * 2
+
+
+def test_what_a_rank_keeps_of_a_block(lesson):
+    """More than its share: lesson 16 says about a quarter for 8 ranks, and more without sequence parallelism."""
+
+    def kept(plan, by_tokens):
+        torch.manual_seed(0)
+        dist, block, x = lesson["dist"], lesson["Block"](), torch.randn(2, 48, 96)
+        rank, ranks, storages = dist.get_rank(), dist.get_world_size(), {}
+        lesson["parallelize_module"](block, lesson["init_device_mesh"]("cpu", (ranks,)), plan)
+        x = x.tensor_split(ranks, dim=1)[rank].clone() if by_tokens else x
+        own = {storage(parameter)._cdata for parameter in block.parameters()}
+
+        def pack(tensor):
+            storages[storage(tensor)._cdata] = storage(tensor).nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            block(x.requires_grad_())
+        return sum(size for data, size in storages.items() if data not in own)
+
+    [whole] = lesson["on_ranks"](1, kept, {}, False)
+    cut, by_tokens = lesson["plan"], lesson["sequence_plan"]
+    shares = [lesson["on_ranks"](8, kept, *how)[0] / whole for how in ((by_tokens, True), (cut, False))]
+    assert shares == pytest.approx([0.27, 0.41], abs=0.01)
+
+
+def storage(tensor):
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return getattr(tensor, "elem", tensor).untyped_storage()  # of one that is still on its way

@@ -551,6 +551,19 @@ def train(tool, network, batch, loss):
     return {name: weight.full_tensor() if tool == "FSDP2" else weight for name, weight in weights.items()}
 
 
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_a_synchronized_batchnorm_is_no_finding_of_ddp_and_fsdp2(edition):
+    """Without a process group it runs on the CPU, too; with one it fails there, and the report says so."""
+    network, batch, loss, _ = prepared("batchnorm", TRAPS["batchnorm"][0])
+    tools = checker(edition)
+    assert ("batchnorm", "bn") in tools["study"](network, batch, loss, 0, 3)["found"]
+    network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    assert tools["study"](network, batch, loss, 0, 3)["found"] == []
+    if not tools["gpus"]:
+        found = tools["ask"](network, batch, loss, tools=["DDP", "FSDP2"])
+        assert {kind for lines in found.values() for kind, _ in lines} == {"plain"}
+
+
 def test_the_notebook_and_its_random_numbers_stay_as_they_were():
     network, batch, _, _ = prepared("counter", TRAPS["counter"][0])
     state, weights = torch.get_rng_state(), [p.clone() for p in network.parameters()]
@@ -701,6 +714,15 @@ def test_the_new_script_trains_as_the_old_one(processes, batch, tmp_path):
     write_scripts(tmp_path, batch)
     migration()["on_ranks"](processes, migration()["run_new"], tmp_path)
     assert difference(tmp_path) < 1e-6
+
+
+def test_every_process_of_the_new_script_draws_its_own_masks(tmp_path):
+    save = "    torch.save(torch.rand(9), f'draws{rank}.pt')\n"
+    after = migration()["after"].replace("    if rank == 0:\n", f"{save}    if rank == 0:\n")
+    (tmp_path / "after.py").write_text(after, encoding="utf-8")
+    migration()["on_ranks"](2, migration()["run_new"], tmp_path)
+    draws = [torch.load(tmp_path / f"draws{rank}.pt") for rank in range(2)]
+    assert not torch.equal(*draws)
 
 
 def test_without_the_weight_only_equal_parts_train_as_before():
