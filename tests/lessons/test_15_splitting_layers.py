@@ -244,18 +244,33 @@ def test_names_that_the_prose_mentions():
 
 
 def test_one_weight_in_two_layers_has_to_be_tied_again(lesson):
-    names = "init_device_mesh parallelize_module ColwiseParallel RowwiseParallel dist"
-    init_device_mesh, parallelize_module, colwise, rowwise, dist = map(lesson.get, names.split())
+    """Before that, each layer has a weight of its own, with a part of the gradient."""
 
-    def ties():
+    def tied():
+        torch.manual_seed(0)
         model = torch.nn.ModuleDict({"words": torch.nn.Embedding(8, 4), "head": torch.nn.Linear(4, 8, bias=False)})
         model.head.weight = model.words.weight
-        plan = {"words": rowwise(input_layouts=Replicate()), "head": colwise()}
-        parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
-        same = model.head.weight is model.words.weight
-        return same, model.head.weight.placements == model.words.weight.placements
+        return model
 
-    assert lesson["on_ranks"](2, ties) == [(False, True)] * 2
+    def gradient(model):
+        model.head(model.words(torch.arange(8))).sin().sum().backward()
+        return model.words.weight.grad
+
+    def cut(again):
+        model = tied()
+        words = lesson["RowwiseParallel"](input_layouts=Replicate())
+        head = lesson["ColwiseParallel"](output_layouts=Replicate())
+        mesh = lesson["init_device_mesh"]("cpu", (lesson["dist"].get_world_size(),))
+        lesson["parallelize_module"](model, mesh, {"words": words, "head": head})
+        assert model.head.weight is not model.words.weight
+        if again:
+            model.head.weight = model.words.weight
+        return gradient(model).full_tensor()
+
+    whole = gradient(tied())
+    for again in (True, False):
+        for found in lesson["on_ranks"](2, cut, again):
+            assert torch.allclose(found, whole, atol=1e-5) is again
 
 
 def test_what_a_rank_keeps_of_a_block(lesson):
@@ -277,10 +292,11 @@ def test_what_a_rank_keeps_of_a_block(lesson):
             block(x.requires_grad_())
         return sum(size for data, size in storages.items() if data not in own)
 
-    [whole] = lesson["on_ranks"](1, kept, {}, False)
-    cut, by_tokens = lesson["plan"], lesson["sequence_plan"]
-    shares = [lesson["on_ranks"](8, kept, *how)[0] / whole for how in ((by_tokens, True), (cut, False))]
-    assert shares == pytest.approx([0.27, 0.41], abs=0.01)
+    whole = lesson["on_ranks"](1, kept, {}, False)[0]
+    with_sequence = lesson["on_ranks"](8, kept, lesson["sequence_plan"], True)[0]
+    tensor_alone = lesson["on_ranks"](8, kept, lesson["plan"], False)[0]
+    assert with_sequence / whole == pytest.approx(0.27, abs=0.01)
+    assert tensor_alone / whole == pytest.approx(0.41, abs=0.01)
 
 
 def storage(tensor):

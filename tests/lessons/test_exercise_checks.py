@@ -13,28 +13,25 @@ def flatten(result):
     return f"class Flatten(nn.Module):\n    def forward(self, images):\n        return {result}"
 
 
-# (lesson, exercise) -> answers that are right, and answers that are not
+# (lesson, exercise) -> answers that are right, and answers that are not, beside the page's solution and wrong answer
 ANSWERS = {
     ("01_device", 1): (
-        ["x = torch.ones(2, 3)\nmoved = x.to(other)", "x = torch.ones(2, 3)\nmoved = torch.ones(2, 3, device=other)"],
+        ["x = torch.ones(2, 3)\nmoved = torch.ones(2, 3, device=other)"],
         [
             'x = torch.ones(2, 3)\nmoved = torch.empty(7, device="meta")',
-            "x = torch.ones(2, 3)\nmoved = x",
             "x = torch.ones(2, 3).to(other)\nmoved = x",
         ],
     ),
     ("02_random_dataset", 2): (
-        ["my_batch_size = 20", "my_batch_size = 25"],
-        [f"my_batch_size = {answer}" for answer in ("0", "-25", "30", "50", "25.0", "'25'", "[25]")],
+        ["my_batch_size = 20"],
+        [f"my_batch_size = {answer}" for answer in ("0", "-25", "50", "25.0", "'25'", "[25]")],
     ),
     ("03_model", 2): (
         [
-            flatten("images.view(len(images), -1)"),
             flatten("images.flatten(1)"),
             flatten("images.permute(0, 2, 3, 1).reshape(len(images), 12)"),
         ],
         [
-            flatten("images.view(30, -1)"),
             flatten("images.transpose(0, 1).reshape(len(images), -1)"),
             flatten("images.permute(1, 2, 3, 0).reshape(-1, 12)"),
             flatten("torch.zeros(len(images), 12)"),
@@ -44,21 +41,13 @@ ANSWERS = {
 }
 
 
-@pytest.fixture(scope="module", params=EDITIONS)
-def edition(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", params=ANSWERS, ids=lambda key: f"{key[0]}-{key[1]}")
-def exercise(request, edition):
-    """The lesson's variables, the code of the check, and the answers."""
-    name, number = request.param
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("name, number", ANSWERS)
+def test_right_answers_pass_and_wrong_ones_do_not(edition, name, number, capsys):
     cells = {cell.id: cell.source for cell in BOOK.page(f"{edition}/{name}").code}
-    return run_cells(f"{edition}/{name}", [*cells]), cells[f"exercise-{number}-check"], ANSWERS[request.param]
-
-
-def test_right_answers_pass_and_wrong_ones_do_not(exercise, capsys):
-    variables, check, (right, wrong) = exercise
+    variables = run_cells(f"{edition}/{name}", cells)
+    check = cells[f"exercise-{number}-check"]
+    right, wrong = ANSWERS[name, number]
     for answers, mark in ((right, "✓"), (wrong, "✗")):
         for answer in answers:
             mine = dict(variables)
