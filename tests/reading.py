@@ -18,3 +18,13 @@ def run_cells(lesson, only):
                 exec(compile("\n".join(lines), f"{lesson}:{cell.id}", "exec"), variables)
     plt.close("all")
     return variables
+
+
+def judged(variables, check, answer=""):
+    """What an exercise's check prints after an answer to it, or without one; no figure stays, and `variables` are as before."""
+    variables, printed = dict(variables), io.StringIO()
+    with redirect_stdout(printed):
+        exec(answer, variables)
+        exec(check, variables)
+    plt.close("all")
+    return printed.getvalue()

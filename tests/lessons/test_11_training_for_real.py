@@ -313,6 +313,23 @@ def test_all_ranks_find_the_checkpoint_or_none(lesson, tmp_path, finders, steps)
             lesson["on_ranks"](2, load)
 
 
+@pytest.mark.parametrize("states", [0, 2])
+def test_a_run_goes_on_where_other_devices_have_other_random_states(lesson, tmp_path, states):
+    """A rank on a GPU has two states, one on a CPU has one."""
+
+    def load():
+        model = DistributedDataParallel(nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = (model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        lesson["save"](tmp_path / "saved.pt", *state, 8, {})
+        saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+        saved["random_states"] = [[torch.get_rng_state()] * states]
+        torch.save(saved, tmp_path / "saved.pt")
+        return lesson["load"](tmp_path / "saved.pt", *state, {}), torch.initial_seed()
+
+    assert lesson["on_ranks"](1, load) == [(8, 8000)]
+
+
 def test_the_last_digit_differs_because_of_the_buckets(lesson, tmp_path):
     """With an option that keeps DDP from arranging them anew, three ranks resume bit for bit, too."""
     keep = functools.partial(DistributedDataParallel, find_unused_parameters=True)

@@ -7,6 +7,7 @@ import faulthandler
 import importlib.metadata
 import os
 import re
+import time
 
 import pytest
 import torch
@@ -62,6 +63,25 @@ def test_silent_and_found(printed):
 def test_gone(printed):
     assert "rank 0: all_reduce: Connection closed by peer" in printed["gone"]
     assert "on_ranks: rank 1 of 2: ended with exit code -9" in printed["gone"]
+
+
+def test_with_more_ranks_not_all_notice_who_is_gone(lesson):
+    def without_the_last(function):
+        def call():
+            if dist.get_rank() == 3:
+                dist.destroy_process_group()  # closes its connections
+            else:
+                time.sleep(0.3)
+                function(torch.ones(1))
+
+        return [str(result) for result in lesson["on_ranks"](4, lesson["outcome"], call)[:3]]
+
+    everyone = without_the_last(dist.all_reduce)
+    closed = ["Connection closed by peer" in result for result in everyone]
+    assert any(closed) and not all(closed)
+    assert all("Timed out" in result for result, at_once in zip(everyone, closed, strict=True) if not at_once)
+    first, second, third = without_the_last(lambda tensor: dist.broadcast(tensor, src=0))
+    assert first == third == "None" and "Connection closed by peer" in second
 
 
 def test_they_never_meet(printed):

@@ -11,6 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 from torch.distributed.tensor import Replicate
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.reading import run_cells
 
@@ -157,6 +158,40 @@ def test_where_cutting_a_layer_breaks(lesson):
     lesson["on_ranks"](3, run)
 
 
+@pytest.mark.parametrize(
+    "view, order, same",
+    [
+        ((-1, 3, 4), (3, 0, 2, 1, 4), True),  # the lesson's
+        ((24, 3, -1), (3, 0, 2, 1, 4), False),  # self.heads, and the head size left open
+        ((3, 24, -1), (2, 0, 3, 1, 4), False),  # both: lesson 13's
+        ((3, -1, 4), (2, 0, 3, 1, 4), False),  # all q, all k, all v
+    ],
+)
+def test_views_that_give_no_error_and_wrong_numbers_when_cut(lesson, view, order, same):
+    """24 heads of size 4; each view is right in the whole layer."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = torch.nn.Linear(96, 288, bias=False), torch.nn.Linear(96, 96, bias=False)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, view).permute(order)
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.out(mixed.transpose(1, 2).flatten(-2))
+
+    def cut():
+        torch.manual_seed(0)
+        attention, x = Attention().double(), torch.randn(2, 6, 96).double()
+        expected = attention(x)
+        mesh = lesson["init_device_mesh"]("cpu", (4,))
+        plan = {"qkv": lesson["ColwiseParallel"](), "out": lesson["RowwiseParallel"]()}
+        lesson["parallelize_module"](attention, mesh, plan)
+        return torch.allclose(attention(x), expected, atol=1e-3)
+
+    assert lesson["on_ranks"](4, cut) == [same] * 4
+
+
 def test_other_rows_in_a_tensor_group_give_no_error_and_wrong_numbers(lesson):
     def run():
         torch.manual_seed(0)
@@ -179,6 +214,75 @@ def test_where_a_pipeline_breaks(lesson):
         lesson["on_ranks"](3, lesson["run_pipeline"], lesson["ScheduleInterleaved1F1B"], 16, 2)
     with pytest.raises(RuntimeError, match=r"target size \(torch.Size\(\[5, 8\]\)\) that is different"):
         lesson["on_ranks"](2, lesson["run_pipeline"], lesson["ScheduleGPipe"], 3)  # 6, 5 and 5 rows
+
+
+def test_a_batch_that_m_does_not_divide_gives_eval_too_many_rows(lesson):
+    def evaluate():
+        dist = lesson["dist"]
+        rank, ranks, (x, _) = dist.get_rank(), dist.get_world_size(), lesson["make_rows"]()
+        stage = lesson["PipelineStage"](lesson["make_layers"](ranks)[rank], rank, ranks, torch.device("cpu"))
+        return lesson["ScheduleGPipe"](stage, 4).eval(*([x[:10]] if rank == 0 else []))
+
+    rows, _ = lesson["make_rows"]()
+    expected = torch.nn.Sequential(*lesson["make_layers"](2))(rows[:10])
+    found = lesson["on_ranks"](2, evaluate)[1]
+    assert len(found) == 12  # four times the first micro-batch's 3
+    right = [any(torch.allclose(row, other, atol=1e-6) for other in expected) for row in found]
+    assert sum(right) == 10  # the rest is garbage
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_gradients_of_a_sum_must_not_be_divided_by_m(lesson, scale):
+    def loss_of(output, target):
+        return (output - target).square().sum()
+
+    def gradients():
+        dist = lesson["dist"]
+        rank, (x, y), part = dist.get_rank(), lesson["make_rows"](), lesson["make_layers"](2)[dist.get_rank()]
+        stage = lesson["PipelineStage"](part, rank, 2, torch.device("cpu"))
+        schedule = lesson["ScheduleGPipe"](stage, 4, loss_fn=loss_of, **({} if scale else {"scale_grads": False}))
+        schedule.step(*([x] if rank == 0 else []), target=y if rank == 1 else None)
+        return [parameter.grad for parameter in part.parameters()]
+
+    whole, (x, y) = torch.nn.Sequential(*lesson["make_layers"](2)), lesson["make_rows"]()
+    loss_of(whole(x), y).backward()
+    found = sum(lesson["on_ranks"](2, gradients), [])
+    for gradient, parameter in zip(found, whole.parameters(), strict=True):
+        assert torch.allclose(gradient * (4 if scale else 1), parameter.grad, atol=1e-4)
+
+
+def stages_in_ddp(lesson, **options):
+    """Two stages on two ranks each, GPipe with m = 4: stage -> whether its gradients are one process's, in the second step."""
+
+    def gradients():
+        mesh = lesson["init_device_mesh"]("cpu", (2, 2), mesh_dim_names=("pipe", "data"))
+        stage, place = mesh["pipe"].get_local_rank(), mesh["data"].get_local_rank()
+        x, y = (rows.tensor_split(2)[place] for rows in lesson["make_rows"]())
+        part = torch.nn.Sequential(*lesson["make_layers"](4)[2 * stage : 2 * stage + 2])
+        network = DistributedDataParallel(part, process_group=mesh["data"].get_group(), **options)
+        pipe = {"group": mesh["pipe"].get_group()}
+        schedule = lesson["ScheduleGPipe"](
+            lesson["PipelineStage"](network, stage, 2, torch.device("cpu"), **pipe),
+            4,
+            loss_fn=torch.nn.functional.mse_loss,
+        )
+        for step in range(2):
+            network.zero_grad()
+            try:
+                schedule.step(*([x] if stage == 0 else []), target=y if stage else None)
+            except RuntimeError as error:
+                raise RuntimeError(f"step {step}: {error.__cause__ or error}") from error
+        return [parameter.grad for parameter in part.parameters()]
+
+    expected, found = lesson["whole_model"](4), lesson["on_ranks"](4, gradients)
+    return [lesson["close"](found[2 * stage], expected[4 * stage : 4 * stage + 4]) for stage in (0, 1)]
+
+
+def test_ddp_around_stages(lesson):
+    assert stages_in_ddp(lesson, find_unused_parameters=True) == [True, True]
+    assert stages_in_ddp(lesson, static_graph=True) == [True, False]
+    with pytest.raises(RuntimeError, match="step 1: .*rebuilt parameter indices size is not same"):
+        stages_in_ddp(lesson)
 
 
 def test_timetable_says_when_ranks_wait_for_each_other(lesson):

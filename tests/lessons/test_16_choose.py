@@ -378,14 +378,6 @@ my_batch = (x,)
 my_loss = lambda network, x: network.encode(x).pow(2).mean()
 """
 )
-SPECTRAL = (
-    HEAD
-    + "from torch.nn.utils.parametrizations import spectral_norm\nmy_model = nn.Sequential(spectral_norm(nn.Linear(5, 4)), nn.ReLU(), nn.Linear(4, 2))\nmy_batch = (x,)"
-)
-RECURRENT = model(
-    "self.cell, self.state = nn.GRUCell(5, 5), None",
-    "self.state = self.cell(x, self.state)\nreturn self.fc(self.state)",
-)
 
 
 def changing(change):
@@ -454,13 +446,25 @@ ON_RANKS = {
         set(),
     ),
     # what changes from step to step
-    "spectral-norm": (SPECTRAL, set(), set()),
+    "spectral-norm": (
+        HEAD
+        + "from torch.nn.utils.parametrizations import spectral_norm\nmy_model = nn.Sequential(spectral_norm(nn.Linear(5, 4)), nn.ReLU(), nn.Linear(4, 2))\nmy_batch = (x,)",
+        set(),
+        set(),
+    ),
     "warm-up": (
         model("self.steps = 0", "self.steps += 1\nreturn self.fc(x) * min(1, self.steps / 10)"),
         set(),
         set(),
     ),
-    "state-kept": (RECURRENT, {"plain"}, {"plain"}),
+    "state-kept": (
+        model(
+            "self.cell, self.state = nn.GRUCell(5, 5), None",
+            "self.state = self.cell(x, self.state)\nreturn self.fc(self.state)",
+        ),
+        {"plain"},
+        {"plain"},
+    ),
     # PyTorch 2.13's DDP divides the gradients beside a sparse one twice; FSDP2 has no sparse ones.
     "sparse": (HEALTHY["sparse-gradients"], {"gradient"}, {"error"}),
 }
@@ -677,17 +681,14 @@ def test_what_it_chooses_fits():
             assert largest[tool] <= memory * 1e9, (tool, memory)
 
 
-@pytest.mark.parametrize("rows, tool, said, needed", [(8192, "FSDP2", 3.5, 4.3), (12288, "DDP", 11.7, 13.8)])
-def test_what_it_chooses_may_need_more(rows, tool, said, needed):
-    """The page says so, with these numbers: `my_need` is a single moment."""
+@pytest.mark.parametrize("rows, memory", [(8192, 4), (12288, 13)])
+def test_what_it_chooses_may_need_more(rows, memory):
+    """As the page shows: `my_need` is a single moment, and with another tool another one is the fullest."""
     lesson = run_cells("en/16_choose", ["setup", "on-ranks", "choose", "peak", "my-need"])
     peak, build = lesson["peak"], lesson["build"]
-    memory = 1.12 * said * 1e9  # choose fills at most 90% of it, so this just fits
-    chosen, each = lesson["pick"](peak(build, lambda: [torch.empty(rows, 8192)], 1, "one"), memory, 8)
-    assert (chosen, each) == (tool, pytest.approx(said * 1e9, rel=0.01))
-    assert sum(peak(build, lambda: [torch.empty(8 * rows, 8192)], 8, tool).values()) == pytest.approx(
-        needed * 1e9, rel=0.01
-    )
+    tool, each = lesson["pick"](peak(build, lambda: [torch.empty(rows, 8192)], 1, "one"), memory * 1e9, 8)
+    assert each < 0.9 * memory * 1e9
+    assert sum(peak(build, lambda: [torch.empty(8 * rows, 8192)], 8, tool).values()) > memory * 1e9
 
 
 # ---- the migration

@@ -13,7 +13,7 @@ import pytest
 
 from tests.appended import solutions
 from tests.conftest import BOOK, EDITIONS
-from tests.reading import run_cells
+from tests.reading import judged, run_cells
 
 matplotlib.use("agg")  # before anything draws
 
@@ -1010,16 +1010,12 @@ def solved(edition, lesson):
 
 
 @pytest.fixture
-def judge(edition, capsys):
-    """Calls a puzzle's check after an answer, or without one; returns what it prints, and shows no figure."""
+def judge(edition):
+    """What a puzzle's check prints after an answer, or without one."""
     checks = {cell.id: cell.source for cell in BOOK.page(f"{edition}/{NAME}").code}
 
     def judge(variables, number, answer=""):
-        variables = dict(variables)
-        exec(answer, variables)
-        exec(checks[f"exercise-{number}-check"], variables)
-        variables["plt"].close("all")
-        return capsys.readouterr().out
+        return judged(variables, checks[f"exercise-{number}-check"], answer)
 
     return judge
 

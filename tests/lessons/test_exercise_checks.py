@@ -1,12 +1,9 @@
 """Checks of exercises in lessons 1 to 3 refuse answers that only look right, with one line, and accept other right ones."""
 
-import matplotlib
 import pytest
 
 from tests.conftest import BOOK, EDITIONS
-from tests.reading import run_cells
-
-matplotlib.use("agg")  # before anything draws
+from tests.reading import judged, run_cells
 
 
 def flatten(result):
@@ -43,15 +40,12 @@ ANSWERS = {
 
 @pytest.mark.parametrize("edition", EDITIONS)
 @pytest.mark.parametrize("name, number", ANSWERS)
-def test_right_answers_pass_and_wrong_ones_do_not(edition, name, number, capsys):
+def test_right_answers_pass_and_wrong_ones_do_not(edition, name, number):
     cells = {cell.id: cell.source for cell in BOOK.page(f"{edition}/{name}").code}
     variables = run_cells(f"{edition}/{name}", cells)
     check = cells[f"exercise-{number}-check"]
     right, wrong = ANSWERS[name, number]
     for answers, mark in ((right, "✓"), (wrong, "✗")):
         for answer in answers:
-            mine = dict(variables)
-            exec(answer, mine)
-            exec(check, mine)
-            printed = capsys.readouterr().out
+            printed = judged(variables, check, answer)
             assert printed.startswith(mark) and printed.count("\n") == 1, (answer, printed)
