@@ -67,7 +67,7 @@ class MarkCells(SphinxTransform):
             if about := node["cell_metadata"].get("asked"):
                 into_box(node, about)
             elif (id := node["cell_metadata"].get("id", "")).startswith("exercise-") and id.endswith("-check"):
-                words = _("This exercise is done in the notebook: open it by a link below the lesson’s title.")
+                words = _("This exercise is done in the notebook: open it with one of the links below the title.")
                 node.parent.insert(node.parent.index(node) - 1, nodes.paragraph("", words, classes=["page-note"]))
                 fold(node.parent, node.parent.index(node), 1)
 

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Replicate
 from torch.nn.parallel import DistributedDataParallel
 
@@ -192,6 +193,63 @@ def test_views_that_give_no_error_and_wrong_numbers_when_cut(lesson, view, order
     assert lesson["on_ranks"](4, cut) == [same] * 4
 
 
+def test_a_norm_left_out_of_the_plan_gets_a_part_of_its_gradient(lesson):
+    def gradients():
+        dist, whole = lesson["dist"], lesson["Block"]().double()
+        torch.manual_seed(0)
+        tokens = torch.randn(2, 48, 96).double()
+        whole(tokens).pow(2).sum().backward()
+        block = lesson["Block"]().double()
+        block.load_state_dict(whole.state_dict())
+        plan = {name: how for name, how in lesson["sequence_plan"].items() if name != "norm2"}
+        lesson["parallelize_module"](block, lesson["init_device_mesh"]("cpu", (2,)), plan)
+        block(tokens.tensor_split(2, dim=1)[dist.get_rank()]).pow(2).sum().backward()
+        found = dict(zip(dict(block.named_parameters()), lesson["gradients"](block), strict=True))
+        wrong = [name for name, one in whole.named_parameters() if not torch.allclose(one.grad, found[name])]
+        total = block.norm2.weight.grad.clone()
+        dist.all_reduce(total)
+        return wrong, torch.allclose(total, whole.norm2.weight.grad)
+
+    assert lesson["on_ranks"](2, gradients) == [(["norm2.weight", "norm2.bias"], True)] * 2
+
+
+def test_ddp_around_a_cut_model_loses_its_layers(lesson):
+    def names(wrapped_along):
+        mesh = lesson["init_device_mesh"]("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        mlp = torch.nn.Sequential(torch.nn.LayerNorm(8), lesson["MLP"](8))
+        plan = {"1.up": lesson["ColwiseParallel"](), "1.down": lesson["RowwiseParallel"]()}
+        lesson["parallelize_module"](mlp, mesh["tensor"], plan)
+        network = DistributedDataParallel(mlp, **wrapped_along(mesh["data"]))
+        network(torch.ones(3, 8)).sum().backward()
+        return list(mlp.state_dict())
+
+    def with_group():
+        with pytest.raises(RuntimeError, match="got mixed torch.Tensor and DTensor"):
+            names(lambda mesh: {"process_group": mesh.get_group()})
+
+    lesson["on_ranks"](4, with_group)
+    assert lesson["on_ranks"](4, names, lambda mesh: {"device_mesh": mesh}) == [["0.weight", "0.bias"]] * 4
+
+
+def test_a_loss_of_cut_logits(lesson):
+    def losses(plan):
+        torch.manual_seed(0)
+        whole, rows, labels = torch.nn.Sequential(torch.nn.Linear(8, 16)), torch.randn(12, 8), torch.arange(12) + 4
+        expected = torch.nn.functional.cross_entropy(whole(rows), labels)
+        expected.backward()
+        gradient = whole[0].weight.grad
+        lesson["parallelize_module"](whole, lesson["init_device_mesh"]("cpu", (2,)), {"0": plan})
+        with torch.distributed.tensor.parallel.loss_parallel():
+            loss = torch.nn.functional.cross_entropy(whole(rows), labels)
+            loss.backward()
+        return torch.allclose(loss.full_tensor(), expected) and torch.allclose(
+            lesson["gradients"](whole)[0], gradient, atol=1e-6
+        )
+
+    cut = lesson["ColwiseParallel"](output_layouts=torch.distributed.tensor.Shard(-1), use_local_output=False)
+    assert lesson["on_ranks"](2, losses, cut) == [True, True]
+
+
 def test_other_rows_in_a_tensor_group_give_no_error_and_wrong_numbers(lesson):
     def run():
         torch.manual_seed(0)
@@ -249,6 +307,50 @@ def test_gradients_of_a_sum_must_not_be_divided_by_m(lesson, scale):
     found = sum(lesson["on_ranks"](2, gradients), [])
     for gradient, parameter in zip(found, whole.parameters(), strict=True):
         assert torch.allclose(gradient * (4 if scale else 1), parameter.grad, atol=1e-4)
+
+
+def test_gradients_of_an_earlier_step_are_divided_again(lesson):
+    def shares():
+        dist = lesson["dist"]
+        rank, (x, y), part = dist.get_rank(), lesson["make_rows"](), lesson["make_layers"](2)[dist.get_rank()]
+        stage = lesson["PipelineStage"](part, rank, 2, torch.device("cpu"))
+        schedule = lesson["ScheduleGPipe"](stage, 4, loss_fn=torch.nn.functional.mse_loss)
+        grads = []
+        for _ in range(2):
+            schedule.step(*([x] if rank == 0 else []), target=y if rank == 1 else None)
+            grads.append(next(part.parameters()).grad.clone())
+        return torch.allclose(grads[1], grads[0] * (1 + 1 / 4))  # 2 would be right
+
+    assert lesson["on_ranks"](2, shares) == [True, True]
+
+
+@pytest.mark.parametrize("shapes_known", [True, False])
+def test_batchnorm_of_a_later_stage_counts_a_batch_that_nobody_sent(lesson, shapes_known):
+    def batches():
+        rank, (x, y) = lesson["dist"].get_rank(), lesson["make_rows"]()
+        rows = torch.zeros(len(x) // 4, x.shape[1], requires_grad=rank > 0)
+        known = {"input_args": rows, "output_args": rows.detach().requires_grad_()} if shapes_known else {}
+        part = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+        stage = lesson["PipelineStage"](part, rank, 2, torch.device("cpu"), **known)
+        schedule = lesson["ScheduleGPipe"](stage, 4, loss_fn=torch.nn.functional.mse_loss)
+        schedule.step(*([x] if rank == 0 else []), target=y if rank == 1 else None)
+        return part[1].num_batches_tracked.item()
+
+    assert lesson["on_ranks"](2, batches)[1] == (4 if shapes_known else 5)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_stages_need_keys_of_their_own_in_a_checkpoint(lesson, keyed, tmp_path):
+    def same():
+        rank = lesson["dist"].get_rank()
+        part = torch.nn.Sequential(*lesson["make_layers"](4)[2 * rank : 2 * rank + 2])
+        key = f"stage {rank if keyed else 0}"
+        dcp.save({key: part.state_dict()}, checkpoint_id=tmp_path)
+        loaded = {key: {name: torch.zeros_like(value) for name, value in part.state_dict().items()}}
+        dcp.load(loaded, checkpoint_id=tmp_path)
+        return all(torch.equal(value, loaded[key][name]) for name, value in part.state_dict().items())
+
+    assert all(lesson["on_ranks"](2, same)) == keyed
 
 
 def stages_in_ddp(lesson, **options):

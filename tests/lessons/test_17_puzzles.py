@@ -264,7 +264,7 @@ def ring(rank, tensor):
         parts[(r - step) % n] = pass_on(parts[(r + 1 - step) % n])
     return torch.cat(parts)
 """,
-            "12 steps, needed 4, allowed 8. In each step every rank sends and receives, not one after the other.",
+            "12 steps, needed 4, allowed 8. Let all ranks send and receive in every step, not one rank at a time.",
         ),
     ],
     5: [
@@ -278,7 +278,7 @@ def ring(rank, tensor):
             changed(5, ("len(bucket) == 2", "len(bucket) == 3 or len(waits) == 2 and len(bucket) == 2")),
             "21 steps, needed 18, allowed 20. Start an all-reduce as soon as some gradients are there, and wait only at "
             "the end. A message takes whole steps (36 numbers each): buckets that are too small, or of an odd number of "
-            "gradients, leave the link partly empty; too big ones start late.",
+            "gradients, leave the link partly empty; buckets that are too big start late.",
         ),
         # the backward pass inside start
         (

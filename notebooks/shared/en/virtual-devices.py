@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._utils import ExceptionWrapper
 
-# on a GPU, the first matrix product in a new thread warns; it does no harm
+# on a GPU, the first matrix product in a new thread causes a harmless warning
 warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
 
 
