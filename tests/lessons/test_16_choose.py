@@ -554,6 +554,38 @@ def train(tool, network, batch, loss):
     return {name: weight.full_tensor() if tool == "FSDP2" else weight for name, weight in weights.items()}
 
 
+MINUS_MEAN = "y = self.fc(x)\ny = y - y.mean(0)\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        model("self.spare = nn.Linear(5, 3)", f"{MINUS_MEAN}return Box(y)", extra=BOX),
+        model("", f"{MINUS_MEAN}return torch.distributions.Normal(y, 1.0)"),
+        model() + "my_loss = lambda network, x: (network(x).mean(), {})",
+        model() + "my_loss = lambda network, x: (network(x) * float('nan')).mean()",
+    ],
+)
+def test_where_no_gradient_can_be_compared_ddp_and_fsdp2_get_no_good_report(code):
+    network, batch, loss, _ = prepared("nothing-to-compare", code)
+    lines = checker()["ask"](network, batch, loss)
+    assert {kind for tool in ("DDP", "FSDP2") for kind, _ in lines[tool]} == {"loss"}
+
+
+def test_a_wrong_gradient_is_found_though_others_are_a_thousand_times_larger():
+    """In float32, where 0.001 of the largest gradient used to count as equal."""
+    layers = ", ".join(["nn.Linear(3, 3), nn.Sigmoid()"] * 2)
+    forward = "y = self.fc(x.float())\nreturn self.rest((y - y.mean(0)) / y.std(0))"
+    network, batch, loss, _ = prepared("small", model(f"self.rest = nn.Sequential({layers})", forward))
+    lines = checker()["ask"](network, batch, loss, tools=["DDP", "FSDP2"])
+    assert all("fc.weight" in dict(found)["gradient"] for found in lines.values())
+
+
+def test_a_compiled_model_is_asked_about_itself():
+    compiled = torch.compile(torch.nn.Sequential(torch.nn.Linear(5, 8)), backend="eager")
+    assert checker()["ask"](compiled, (torch.randn(10, 5),)) == {"DataParallel": [], "DDP": [], "FSDP2": []}
+
+
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_a_synchronized_batchnorm_is_not_reported_as_batchnorm(edition):
     """Without a process group it runs on the CPU, too; with one it fails there, and the report says so."""
@@ -715,6 +747,20 @@ def write_scripts(folder, batch=24):
 @pytest.mark.parametrize("processes, batch", [(1, 24), (2, 24), (3, 24), (4, 24), (5, 20), (7, 21), (8, 24)])
 def test_the_new_script_trains_as_the_old_one(processes, batch, tmp_path):
     write_scripts(tmp_path, batch)
+    migration()["on_ranks"](processes, migration()["run_new"], tmp_path)
+    assert difference(tmp_path) < 1e-6
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_the_new_script_trains_alike_with_several_outputs_for_each_row(processes, tmp_path):
+    write_scripts(tmp_path)
+    for name in ("before.py", "after.py"):
+        script = (tmp_path / name).read_text(encoding="utf-8")
+        wider = script.replace("nn.Linear(16, 1)", "nn.Linear(16, 3)")
+        wider = wider.replace("rows.sum(dim=1, keepdim=True).tanh()", "rows[:, :3].tanh()")
+        assert wider.count(":3]") == 1
+        (tmp_path / name).write_text(wider, encoding="utf-8")
+    migration()["on_ranks"](1, migration()["run_old"], tmp_path)
     migration()["on_ranks"](processes, migration()["run_new"], tmp_path)
     assert difference(tmp_path) < 1e-6
 
