@@ -7,11 +7,13 @@ are checked. What NCCL and SyncBatchNorm do on GPUs is not run.
 import ast
 import functools
 import os
+import pickle
 import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -311,6 +313,83 @@ def test_all_ranks_find_the_checkpoint_or_none(lesson, tmp_path, finders, steps)
     else:
         with pytest.raises(RuntimeError, match="only some ranks find"):
             lesson["on_ranks"](2, load)
+
+
+def test_ranks_that_find_checkpoints_of_different_age_stop(lesson, tmp_path):
+    def load():
+        rank = torch.distributed.get_rank()
+        model = DistributedDataParallel(nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = (model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        for steps in (4, 8):
+            lesson["save"](tmp_path / f"{steps}.pt", *state, steps, {})
+        torch.distributed.barrier()  # rank 0 has written
+        lesson["load"](tmp_path / ("4.pt" if rank else "8.pt"), *state, {})
+
+    with pytest.raises(RuntimeError, match="the ranks found different versions"):
+        lesson["on_ranks"](2, load)
+
+
+def test_a_run_with_other_rows_is_not_resumed(lesson, tmp_path):
+    train, rows = functools.partial(lesson["train"], tmp_path / "run.pt", 1), lesson["train_rows"]
+    lesson["on_ranks"](1, train)
+    lesson["train_rows"] = torch.utils.data.Subset(rows, range(300))
+    try:
+        with pytest.raises(RuntimeError, match="saved with "):
+            lesson["on_ranks"](1, train)
+    finally:
+        lesson["train_rows"] = rows
+
+
+def test_nan_stops_all_ranks_before_it_reaches_the_checkpoint(lesson, tmp_path):
+    rows = lesson["train_rows"]
+    bad = [(torch.full_like(x, torch.nan) if number == 350 else x, y) for number, (x, y) in enumerate(rows)]
+    lesson["train_rows"] = bad
+    try:
+        with pytest.raises(RuntimeError, match="non-finite"):
+            lesson["on_ranks"](2, lesson["train"], tmp_path / "run.pt")
+    finally:
+        lesson["train_rows"] = rows
+    if (tmp_path / "run.pt").exists():
+        weights = torch.load(tmp_path / "run.pt", weights_only=True)["model"].values()
+        assert all(weight.isfinite().all() for weight in weights)
+
+
+def test_after_an_evaluation_a_layer_that_overrides_train_trains_again(lesson):
+    class Merging(nn.Linear):  # as LoRA layers do
+        def train(self, mode=True):
+            self.merged = not mode
+            return super().train(mode)
+
+    def modes():
+        model = nn.Sequential(Merging(8, 8), nn.BatchNorm1d(8).eval(), nn.Linear(8, 3))
+        lesson["count_right"](model, range(4))
+        return model[0].merged, [module.training for module in model.modules()]
+
+    assert lesson["on_ranks"](1, modes) == [(False, [True, True, False, True])]
+
+
+def test_ranks_with_fewer_batches_stop_all_if_told_to(lesson):
+    def steps():
+        model = DistributedDataParallel(nn.Linear(1, 1))
+        with model.join(throw_on_early_termination=True):
+            for _ in range(3 - torch.distributed.get_rank()):
+                model(torch.ones(1, 1)).sum().backward()
+                torch.distributed.all_reduce(torch.ones(1))
+
+    with pytest.raises(RuntimeError, match="exhausted"):
+        lesson["on_ranks"](2, steps)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_numpys_state_can_be_loaded_only_as_plain_numbers(tmp_path, plain):
+    name, keys, *rest = np.random.get_state()
+    torch.save((name, keys.tolist() if plain else keys, *rest), tmp_path / "state.pt")
+    if plain:
+        np.random.set_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    else:
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(tmp_path / "state.pt", weights_only=True)
 
 
 @pytest.mark.parametrize("states", [0, 2])
