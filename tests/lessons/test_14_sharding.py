@@ -144,6 +144,38 @@ def test_accumulation_and_clipping(of, ranks):
     assert calls.count("reduce-scatter") == (4 if ranks > 1 else 0)  # one rank alone has nothing to send
 
 
+def test_zero_grad_does_not_clear_gradients_that_were_not_reduced(of):
+    def after_zero_grad(end):
+        model, optimizer = of.build()
+        x, y = of.my_rows()
+        model.set_requires_gradient_sync(False)
+        of.share_of_loss(model, 3 * x, y).backward()
+        model.set_requires_gradient_sync(True)
+        if end:
+            of.share_of_loss(model, x, y).backward()
+        optimizer.zero_grad()
+        of.share_of_loss(model, x, y).backward()
+        return {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+
+    for end in [False, True]:
+        difference = of.largest_difference(of.on_ranks(2, after_zero_grad, end)[0], of.gradient)
+        assert difference < 1e-6 if end else difference > 0.1
+
+
+@pytest.mark.parametrize("norm", [2, math.inf])
+def test_clipping_by_the_largest_entry_fails_where_a_shard_is_empty(of, norm):
+    def clip():
+        model, optimizer = of.build()
+        of.share_of_loss(model, *of.my_rows()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type=norm)
+
+    if norm == 2:
+        of.on_ranks(3, clip)
+    else:
+        with pytest.raises(RuntimeError, match="infinity norm on an empty tensor"):
+            of.on_ranks(3, clip)
+
+
 def test_shards_may_be_reduced_after_each_micro_batch_as_well(of):
     def accumulate():
         model, optimizer = of.build()
@@ -186,6 +218,33 @@ def test_async_save_writes_the_same(of, tmp_path):
 
     two = of.on_ranks(2, save)[0]
     assert of.largest_difference(of.on_ranks(2, of.load_and_train, tmp_path)[0], two) < 1e-6
+    # without result() before the group's end, what is written may be one rank's: each has to have its file
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_one_key_holds_the_state_of_one_rank(of, tmp_path):
+    def own_state_comes_back(key):
+        rank = of.dist.get_rank()
+        torch.manual_seed(rank)
+        key, state = key.format(rank), torch.get_rng_state()
+        of.dcp.save({key: state}, checkpoint_id=tmp_path / key[:3])
+        loaded = {key: torch.zeros_like(state)}
+        of.dcp.load(loaded, checkpoint_id=tmp_path / key[:3])
+        return torch.equal(loaded[key], state)
+
+    assert of.on_ranks(3, own_state_comes_back, "one") == [True, False, False]
+    assert of.on_ranks(3, own_state_comes_back, "rng-{}") == [True] * 3
+
+
+def test_whole_weights_are_a_copy_on_one_rank_as_well(of):
+    def changed():
+        model, optimizer = of.build()
+        before = of.whole_weights(model)
+        of.step(model, optimizer)
+        return of.largest_difference(of.whole_weights(model), before)
+
+    for ranks in [1, 2]:
+        assert of.on_ranks(ranks, changed)[0] == pytest.approx(0.01, rel=0.01)
 
 
 def test_a_whole_state_dict_is_on_rank_0_alone_if_offloaded(left):
@@ -227,6 +286,62 @@ def test_tied_weights_in_one_group_run(of):
         return model.head.weight is model.embedding.weight
 
     assert of.on_ranks(2, together) == [True, True]
+
+
+@pytest.mark.parametrize("groups", [[], ["last", "other"]])
+def test_heads_that_only_some_ranks_use(of, groups):
+    """All in one group: their gradients are mixed; each with its own: even the outputs are wrong."""
+
+    class TwoHeads(of.Model):
+        def __init__(self):
+            super().__init__()
+            self.other = nn.Linear(8, 2)
+
+        def forward(self, x, wanted, both=False):
+            x = self.first(x)
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+            if not both:
+                return [self.last, self.other][wanted](x)
+            outputs = [self.last(x), self.other(x)]
+            return outputs[wanted] + 0 * outputs[1 - wanted]
+
+    inputs = torch.tensor([[[1.0] * 5] * 2, [[2.0] * 5] * 2])
+    alone = TwoHeads()
+    alone.load_state_dict(of.first_weights(TwoHeads))
+    outputs = [alone(inputs[rank], rank).detach() for rank in range(2)]
+    sum(alone(inputs[rank], rank).sum() / 2 for rank in range(2)).backward()
+    expected = {name: parameter.grad for name, parameter in alone.named_parameters()}
+
+    def train(repaired):
+        model = TwoHeads()
+        model.load_state_dict(of.first_weights(TwoHeads))
+        for part in [*model.layers, *map(model.get_submodule, groups), model]:
+            of.fully_shard(part, mesh=of.all_ranks())
+        model.set_reduce_scatter_unused_params(repaired and not groups)
+        rank = of.dist.get_rank()
+        output = model(inputs[rank], rank, both=repaired and bool(groups))
+        output.sum().backward()
+        found = {
+            name: torch.zeros(()) if parameter.grad is None else parameter.grad.full_tensor()
+            for name, parameter in model.named_parameters()
+        }
+        return (output - outputs[rank]).abs().max().item(), of.largest_difference(found, expected)
+
+    assert all(output > 0.1 if groups else output < 1e-6 for output, gradient in of.on_ranks(2, train, False))
+    assert all(gradient > 0.1 for output, gradient in of.on_ranks(2, train, False))
+    assert all(max(both) < 1e-6 for both in of.on_ranks(2, train, True))
+
+
+def test_a_parameter_without_dimensions_cannot_be_sharded(of):
+    def shard(scale):
+        model = nn.Module()
+        model.scale = nn.Parameter(scale)
+        of.fully_shard(model, mesh=of.all_ranks())
+
+    of.on_ranks(2, shard, torch.ones(1))
+    with pytest.raises(RuntimeError, match="doesn't support scalar parameters"):
+        of.on_ranks(2, shard, torch.tensor(1.0))
 
 
 def test_a_sharded_model_cannot_be_copied(of):
@@ -463,6 +578,27 @@ def test_evaluation_leaves_the_model_divided_and_in_its_modes(of):
 
     # under no_grad every group stays whole, and the next call would use its old weights
     assert of.on_ranks(2, evaluate) == [({"DTensor"}, [True, False, True])] * 2
+
+
+def test_evaluation_calls_train_of_modules_that_override_it(of):
+    class Merged(nn.Linear):  # as LoRA layers do: merged in evaluation
+        merged = False
+
+        def train(self, mode=True):
+            self.merged = not mode
+            return super().train(mode)
+
+    class Adapted(of.Model):
+        def __init__(self):
+            super().__init__()
+            self.last = Merged(8, 2)
+
+    def evaluate():
+        model, optimizer = of.build(Adapted)
+        of.evaluate(model, torch.randn(13, 5), torch.randn(13, 2), 4)
+        return model.last.merged
+
+    assert of.on_ranks(2, evaluate) == [False] * 2
 
 
 def test_seeds_by_the_place_among_the_shards_leave_copies_equal(of):
