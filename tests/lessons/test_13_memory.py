@@ -215,3 +215,18 @@ def test_70_billion(left):
         parameters = sum(parameter.numel() for parameter in left["GPT"](86, 8192, 64).parameters())
     assert 69e9 < parameters < 71e9
     assert sum(left["three"].values()) + left["others"] < 80e9
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_in_evaluation_a_block_drops_nothing(scores):
+    block = run_cells("en/13_memory", ["setup", "block"])["Block"](64, 4, scores)
+    x = torch.randn(2, 8, 64)
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    assert torch.equal(block(x), block(x))
+
+
+def test_checkpointing_counts_a_batch_twice_in_batchnorm():
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    checkpoint(block, torch.randn(8, 4), use_reentrant=False).sum().backward()
+    assert block[1].num_batches_tracked == 2
