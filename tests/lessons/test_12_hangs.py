@@ -6,7 +6,9 @@ Not run for one rank: it waits for nobody. Only its own execution and this file 
 import faulthandler
 import importlib.metadata
 import os
+import pickle
 import re
+import tempfile
 import time
 
 import pytest
@@ -15,7 +17,7 @@ import torch.distributed as dist
 
 import tests.appended
 from tests.conftest import BOOK
-from tests.reading import run_cells
+from tests.reading import judged, run_cells
 
 FUNCTIONS = ["setup", "on-ranks", "timeouts", "outcome"]
 
@@ -39,13 +41,48 @@ def test_who_complains(printed):
 
 def test_the_case(printed):
     assert re.findall(r"rank (\d): failed in all_reduce", printed["case"]) == ["0", "1", "3"]
-    assert re.findall(r"(\d) calls", printed["calls"]) == ["4", "4", "3", "4"]
+    assert re.findall(r"call is number (\d)", printed["calls"]) == ["4", "4", "3", "4"]
     assert re.findall(r"> (\w+)$", printed["stacks"], re.MULTILINE) == [
         "all_reduce",
         "all_reduce",
         "load",
         "all_reduce",
     ]
+
+
+def test_the_last_call_tells_who_is_missing_after_more_calls_than_are_kept(lesson):
+    def job():
+        for _ in range(2099 if dist.get_rank() == 2 else 2100):
+            dist.all_reduce(torch.ones(1))
+
+    def entries():
+        lesson["outcome"](job)
+        return pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"]
+
+    calls = lesson["on_ranks"](4, entries)
+    assert [len(of_rank) for of_rank in calls] == [2000] * 4
+    printed = judged({**lesson, "calls": calls}, cell("calls"))
+    assert re.findall(r"call is number (\d+)", printed) == ["2100", "2100", "2099", "2100"]
+
+
+def test_no_stack_is_written_after_the_job(lesson):
+    """Nor into another file that has the closed file's descriptor by then."""
+    variables = {**lesson}
+    exec(cell("case").partition("\n\n\nreports")[0], variables)
+    variables["train"] = lambda: "done"
+
+    def next_file():
+        assert variables["train_with_notes"]()[:2] == ("done", "")
+        with tempfile.TemporaryFile() as file:
+            time.sleep(0.5)  # longer than the 0.3 seconds of the cell
+            return os.fstat(file.fileno()).st_size
+
+    assert lesson["on_ranks"](2, next_file) == [0, 0]
+
+
+def cell(id):
+    (source,) = [cell.source for cell in BOOK.page("en/12_hangs").cells if cell.id == id]
+    return source
 
 
 def test_roll_call(printed):
@@ -159,6 +196,21 @@ def test_messages_of_ddp(lesson):
     )
     first = lesson["on_ranks"](2, lesson["outcome"], unused_parameters)[0]
     assert in_table("Expected to have finished reduction in the prior iteration before starting a new one") in first
+
+
+@pytest.mark.parametrize("edition", ["en", "zh"])
+def test_solution_3_leaves_the_loss_to_backward(lesson, edition):
+    variables = {**lesson}
+    exec(tests.appended.solutions(BOOK.page(f"{edition}/12_hangs"))["exercise-3"], variables)
+
+    def gradient():
+        number = torch.tensor(4.0, requires_grad=True)
+        loss = number.sqrt()  # its backward pass computes with its result
+        total = variables["step"](loss)
+        loss.backward()
+        return total, loss.item(), number.grad.item()
+
+    assert lesson["on_ranks"](2, gradient) == [(4.0, 2.0, 0.25)] * 2
 
 
 @pytest.mark.skipif(dist.is_nccl_available(), reason="asks a PyTorch without NCCL")
