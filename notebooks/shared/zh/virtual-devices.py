@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._utils import ExceptionWrapper
 
-# 在 GPU 上，新线程第一次做矩阵乘法会有警告，没有害处
+# 在 GPU 上，新线程第一次做矩阵乘法时会有警告，可以忽略
 warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
 
 
