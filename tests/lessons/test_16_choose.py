@@ -568,8 +568,8 @@ MINUS_MEAN = "y = self.fc(x)\ny = y - y.mean(0)\n"
 )
 def test_where_no_gradient_can_be_compared_ddp_and_fsdp2_get_no_good_report(code):
     network, batch, loss, _ = prepared("nothing-to-compare", code)
-    lines = checker()["ask"](network, batch, loss)
-    assert {kind for tool in ("DDP", "FSDP2") for kind, _ in lines[tool]} == {"loss"}
+    for found in checker()["ask"](network, batch, loss, tools=["DDP", "FSDP2"]).values():
+        assert {kind for kind, _ in found} == {"loss"}
 
 
 def test_a_wrong_gradient_is_found_though_others_are_a_thousand_times_larger():
