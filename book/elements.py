@@ -52,7 +52,7 @@ class MarkCells(SphinxTransform):
             section["ids"].sort(key=lambda id: id not in labels)
         for strong in self.document.findall(nodes.strong):
             if strong.astext() == _("Predict") and isinstance(strong.parent, nodes.paragraph):
-                strong.parent["classes"].append("predict")
+                mark_prediction(strong.parent)
         cells = [node for node in self.document.findall(nodes.container) if is_code(node)]
         for node in cells:
             about = node["cell_metadata"]
@@ -84,13 +84,24 @@ class MarkCells(SphinxTransform):
             parent[place - 1] += panel
 
 
+def mark_prediction(paragraph: Any) -> None:
+    """Marks what leads to it, too: the paragraphs of its cell, if it comes after a text. After code it begins with what
+    that code shows."""
+    paragraph["classes"].append("predict")
+    before = paragraph.parent.children[: paragraph.parent.index(paragraph)]
+    same = [node for node in before if (node.line or 0) // 10_000 == paragraph.line // 10_000]  # MyST-NB's lines
+    if len(same) < len(before) and not is_code(before[-len(same) - 1]):
+        for node in same:
+            node["classes"].append("leads-on")
+
+
 def is_code(node: Any) -> bool:
     return bool(isinstance(node, nodes.container) and node.get("nb_element") == "cell_code")
 
 
 def into_box(cell: Any, about: dict[str, Any]) -> None:
     """Puts a form after a cell, and into it what shows the answer: of a prediction, what the cell puts out and all that
-    follows but calculators, up to the next prediction or heading; of an exercise, nothing."""
+    follows but calculators, up to the next heading or to what leads to the next prediction; of an exercise, nothing."""
     box, parent, place = AskBox("", **about), cell.parent, cell.parent.index(cell)
     if about["exercise"]:
         parent.insert(place - 1, box)  # before the cell with the answer, which the one that checks it follows
@@ -99,7 +110,7 @@ def into_box(cell: Any, about: dict[str, Any]) -> None:
 
     def follows(node: Any) -> bool:
         ends = isinstance(node, (nodes.section, nodes.target, AskBox))
-        return not ends and "predict" not in node.get("classes", ())
+        return not ends and not {"predict", "leads-on"} & {*node.get("classes", ())}
 
     rest = takewhile(follows, parent.children[place + 1 :])
     follow = [node for node in rest if node.get("kind") != "calculator"]
@@ -123,14 +134,11 @@ class AskBox(nodes.General, nodes.Element):
 
 def unasked(doctree: nodes.document) -> Any:
     """The predictions for which no box follows before the next one."""
-    waiting = None
-    for node in doctree.findall():
-        if isinstance(node, AskBox) and not node["exercise"]:
-            waiting = None
-        elif isinstance(node, nodes.paragraph) and "predict" in node["classes"]:
-            yield from [waiting] if waiting else []
-            waiting = node
-    yield from [waiting] if waiting else []
+    paragraphs = [node for node in doctree.findall(nodes.paragraph) if "predict" in node["classes"]]
+    boxes = [node for node in doctree.findall(AskBox) if not node["exercise"]]
+    marks = [node for node in doctree.findall() if node in paragraphs or node in boxes]
+    pairs = zip(marks, [*marks[1:], None], strict=False)
+    return [one for one, after in pairs if one not in boxes and after not in boxes]
 
 
 def visit_ask_box(self: Any, node: AskBox) -> None:
@@ -244,14 +252,3 @@ def sections_of(doctree: nodes.document) -> Any:
         index = "; ".join(entry[1] for entries in known for entry in entries)
         if texts or section.parent is doctree:
             yield section["ids"][0], section[0].astext(), " ".join(texts), index
-
-
-def mark_languages(doctree: nodes.document, tags: list[str]) -> None:
-    """A glossary's words of other editions say their language, so that they are read aloud and drawn rightly."""
-    for item in doctree.findall(nodes.definition_list_item):
-        for strong in item.findall(nodes.strong):
-            first, *names = strong.astext().split(" · ")
-            words = [
-                nodes.inline("", name, classes=[f"language-{tag}"]) for name, tag in zip(names, tags, strict=False)
-            ]
-            strong.children = [nodes.Text(first), *(part for word in words for part in (nodes.Text(" · "), word))]

@@ -29,7 +29,6 @@ from .elements import (
     add_elements,
     definitions_of,
     lookups_of,
-    mark_languages,
     sections_of,
     terms_of,
     unasked,
@@ -239,3 +238,14 @@ class Pages:
                 plain.metadata["jupytext"] = {"cell_metadata_filter": "-all", "notebook_metadata_filter": "-all"}
                 files.write_text(target.with_suffix(".py"), jupytext.writes(plain, "py:percent"))
                 files.write_text(target, notebook)
+
+
+def mark_languages(doctree: nodes.document, tags: list[str]) -> None:
+    """A glossary's words of other editions say their language, so that they are read aloud and drawn rightly."""
+    for item in doctree.findall(nodes.definition_list_item):
+        for strong in item.findall(nodes.strong):
+            first, *names = strong.astext().split(" · ")
+            words = [
+                nodes.inline("", name, classes=[f"language-{tag}"]) for name, tag in zip(names, tags, strict=False)
+            ]
+            strong.children = [nodes.Text(first), *(part for word in words for part in (nodes.Text(" · "), word))]

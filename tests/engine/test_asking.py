@@ -89,3 +89,31 @@ def test_editions_ask_the_same(book):
 def test_a_prediction_that_nobody_asks_for(book):
     ask(book, "exercise-1-check", truth="len([5, 5])")
     assert "01_count.ipynb" in (said := book.bad("build")) and "a prediction, and no code cell after it asks" in said
+
+
+@pytest.mark.parametrize(
+    "texts, kept_back",
+    [
+        (["What it shows.", "What leads on.\n\n**Predict** again."], ["What it shows."]),
+        (["What it shows.\n\nWhat leads on.\n\n**Predict** again."], ["What it shows.", "What leads on."]),
+    ],
+)
+def test_what_leads_to_the_next_prediction_is_not_kept_back(book, texts, kept_back):
+    """A text of its own; where it shares a cell with what is shown, nobody can tell one from the other."""
+    for edition, word in zip(EDITIONS, ("Predict", "先预测"), strict=True):
+        path = book.folder / f"notebooks/{edition}/01_count.ipynb"
+        notebook = json.loads(path.read_text("utf-8"))
+        ids = [cell["id"] for cell in notebook["cells"]]
+        new = [
+            dict(cell_type="markdown", id=f"text-{i}", metadata={}, source=text.replace("Predict", word))
+            for i, text in enumerate(texts)
+        ]
+        code = {**notebook["cells"][ids.index("count-rows")], "id": "count-again", "metadata": {}}
+        notebook["cells"][ids.index("exercises") : ids.index("exercises")] = [*new, code]
+        path.write_text(json.dumps(notebook), "utf-8")
+    book.good("tidy")
+    ask(book, "count-rows", truth="len(rows)")
+    ask(book, "count-again", truth="len(rows)")
+    book.good("build")
+    first = soup(book, "en/01_count.html").find("ask-box", {"data-name": "01_count/count-rows"})
+    assert [paragraph.text for paragraph in first.select("answer-part > p")] == kept_back
