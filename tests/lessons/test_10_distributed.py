@@ -4,13 +4,16 @@ With 3 and 8 ranks 100 rows cannot equal one process: they do not divide, and th
 than rows `gradient` and `accumulate` have nothing to average: a mean over no rows is nan.
 """
 
+import os
 import re
+import runpy
 import subprocess
 import sys
 import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -218,15 +221,22 @@ def script(cell):
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8])
-def test_the_script_trains_as_the_function_does(lesson, on_ranks, ranks):
-    """Here nobody kills it. With 2 processes the lesson itself runs it."""
-    folder = lesson["folder"]
-    (folder / "checkpoint.pt").unlink(missing_ok=True)
+def test_the_script_trains_as_the_function_does(lesson, on_ranks, ranks, tmp_path, capsys):
+    """Here nobody kills it, and no rank starts PyTorch anew. The lesson itself runs it with 2 processes of torchrun."""
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
     assert kill in script("resume-script")
-    (folder / "train.py").write_text(script("resume-script").replace(kill, "pass"))
-    assert "saved 15 steps" in lesson["torchrun"]("train.py", ranks)
-    saved = torch.load(folder / "checkpoint.pt", "cpu", weights_only=True)
+    (tmp_path / "train.py").write_text(script("resume-script").replace(kill, "pass"))
+
+    def train():
+        os.chdir(tmp_path)
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
+        sys.argv = ["train.py", *(["--cpu"] if lesson["gpus"] < ranks else [])]
+        dist.init_process_group = dist.destroy_process_group = lambda *arguments, **options: None  # there is one
+        runpy.run_path("train.py", run_name="__main__")
+
+    on_ranks(ranks, train)
+    assert "saved 15 steps" in capsys.readouterr().out
+    saved = torch.load(tmp_path / "checkpoint.pt", "cpu", weights_only=True)
     assert torch.equal(saved["model"]["weight"], on_ranks(ranks, lesson["train"])[0][1])
 
 
