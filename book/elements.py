@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from docutils import nodes
 from markdown_it import MarkdownIt
 from pygments.formatters import HtmlFormatter
-from pygments.token import Name, Punctuation, Text, Whitespace
+from pygments.token import Name, Operator, Punctuation, Text, Whitespace
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.highlighting import PygmentsBridge
@@ -20,6 +20,7 @@ from sphinx.transforms import SphinxTransform
 from .model import CELL_ANCHOR
 
 INLINE = MarkdownIt("commonmark")
+PLAIN = (Name, Operator, Punctuation, Whitespace)
 
 
 def add_elements(app: Sphinx) -> None:
@@ -33,10 +34,10 @@ def add_elements(app: Sphinx) -> None:
 
 
 class LightFormatter(HtmlFormatter):  # type: ignore[misc]
-    """Marks no name, bracket or space, whose colour is that of the block: code is most of a page's weight."""
+    """Marks no name, bracket, sign or space, of which a page has most: code is half of its weight."""
 
     def format_unencoded(self, tokensource: Any, outfile: Any) -> None:
-        marked = ((Text if kind in (Name, Punctuation, Whitespace) else kind, text) for kind, text in tokensource)
+        marked = ((Text if kind in PLAIN else kind, text) for kind, text in tokensource)
         super().format_unencoded(marked, outfile)
 
 
