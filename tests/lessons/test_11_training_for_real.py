@@ -123,7 +123,7 @@ def test_logged_loss_is_not_that_of_rank_0(run):
 
 
 def test_same_seed_same_mask(run):
-    masks = re.findall(r"keeps (.*)", output(run, "seeds"))
+    masks = re.findall(r"mask (.*)", output(run, "seeds"))
     assert masks[0] == masks[1] and masks[2] != masks[3]
     weights = re.findall(r"weight (\S+), in DDP (.*);", output(run, "seeds"))
     assert weights[0][0] != weights[1][0] and len({after for _, after in weights}) == 1
