@@ -277,7 +277,7 @@ def ring(rank, tensor):
         (
             changed(5, ("len(bucket) == 2", "len(bucket) == 3 or len(waits) == 2 and len(bucket) == 2")),
             "21 steps, needed 18, allowed 20. Start an all-reduce as soon as some gradients are there, and wait only at "
-            "the end. A message takes whole steps (36 numbers each): buckets that are too small, or of an odd number of "
+            "the end. A tensor takes whole steps (36 numbers each): buckets that are too small, or of an odd number of "
             "gradients, leave the link partly empty; buckets that are too big start late.",
         ),
         # the backward pass inside start
@@ -287,7 +287,7 @@ def ddp(rank, layers, x, y):
     wait = rank.start(lambda: torch.cat(list(gradients_of(layers, x, y))))
     return list((all_reduce(rank, wait()) / rank.ranks).split(36))
 """,
-            "rank 0: RankError: layers cannot run inside start; it is for sending (line 3",
+            "rank 0: RankError: layers cannot run inside start, which is for communication only (line 3",
         ),
         # waits at once
         (
@@ -611,11 +611,11 @@ def gpipe(rank, stage, m, inputs, targets):
                     "[\n        rank.start(forward, rank, stage, i, m, inputs, targets)()\n        for i in range(m)\n    ]",
                 ),
             ),
-            "rank 0: RankError: layers cannot run inside start; it is for sending (line ",
+            "rank 0: RankError: layers cannot run inside start, which is for communication only (line ",
         ),
         (
             changed(8, ("backward(rank, *held.pop(0))", "rank.start(backward, rank, *held.pop(0))()")),
-            "RankError: layers cannot run inside start; it is for sending (line ",
+            "RankError: layers cannot run inside start, which is for communication only (line ",
         ),
         (changed(8, (" / m\n", "\n")), "they are 2 times the right ones"),
         (changed(8, (".requires_grad_()", "")), "TypeError: only tensors can be sent, not None"),
