@@ -114,7 +114,7 @@ FACTS = {
         "all ranks have the same weights: True",
         "within 1e-5: False",
     ],
-    ("10_distributed", "broadcast"): lambda n: [(3, "after wrapping 0\n"), (3, "in evaluation, 10\n")],
+    ("10_distributed", "broadcast"): lambda n: [(3, "after wrapping 0\n"), (3, "in evaluation mode, 10\n")],
     ("10_distributed", "gradient-compare"): lambda n: [
         "3, 3, 3 rows: the gradient of the whole batch, within 1e-5: True",
         "4, 3, 3 rows: the gradient of the whole batch, within 1e-5: False",
