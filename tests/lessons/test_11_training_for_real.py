@@ -412,8 +412,8 @@ def test_what_the_lesson_says_of_its_restarts(run):
     text = output(run, "killed")
     assert "rank 1 of 2: ended with exit code -9" in text and "steps in the checkpoint: 8" in text
     assert text.endswith("bit for bit: True\n")
-    whole, second_life = output(run, "recipe").splitlines(), text.partition("second life:\n")[2].splitlines()
-    assert second_life[:2] == whole[1:]
+    whole, resumed = output(run, "recipe").splitlines(), text.partition("resumed run:\n")[2].splitlines()
+    assert resumed[:2] == whole[1:]
     assert output(run, "other-ranks").endswith("within 1e-5: False\n")
 
 
