@@ -138,8 +138,7 @@ def unasked(doctree: nodes.document) -> Any:
     paragraphs = [node for node in doctree.findall(nodes.paragraph) if "predict" in node["classes"]]
     boxes = [node for node in doctree.findall(AskBox) if not node["exercise"]]
     marks = [node for node in doctree.findall() if node in paragraphs or node in boxes]
-    pairs = zip(marks, [*marks[1:], None], strict=False)
-    return [one for one, after in pairs if one not in boxes and after not in boxes]
+    return [one for one, after in zip(marks, [*marks[1:], None], strict=False) if {one, after}.isdisjoint(boxes)]
 
 
 def visit_ask_box(self: Any, node: AskBox) -> None:

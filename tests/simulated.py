@@ -115,8 +115,8 @@ def run_lesson(lesson, result):
                 networks = networks.replace(number, less)
             run_cell(lesson, "smaller-networks", networks, variables)
         plt.close("all")
-    if "workshop" in variables:  # the cell that tidies it up may be left out
-        variables["workshop"].cleanup()
+    if "temporary_folder" in variables:  # the cell that tidies it up may be left out
+        variables["temporary_folder"].cleanup()
     result.write_text(json.dumps(printed), encoding="utf-8")
     # Without tidying up: where the last DDP goes after its process group, PyTorch 2.13 sometimes waits for ever.
     os._exit(0)

@@ -32,7 +32,7 @@ def lesson():
     cells = [*cells.split(), "launcher", "unused-parameters"]
     variables = run_cells(NAME, cells)
     yield variables
-    variables["workshop"].cleanup()
+    variables["temporary_folder"].cleanup()
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ dist.all_reduce(total)
 sys.stdout.write(f"rank {rank}: sum {total.item():.0f}" + os.linesep)
 dist.destroy_process_group()
 """
-    cell = cell.replace('""",', more + '""",').replace("workshop.cleanup()", "")
+    cell = cell.replace('""",', more + '""",').replace("temporary_folder.cleanup()", "")
     assert cell.count(more) == 1
     lines = []
     exec(cell, {**lesson, "print": lines.append})

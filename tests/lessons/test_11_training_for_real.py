@@ -246,7 +246,7 @@ def test_batches_are_the_same_rows_for_any_number_of_ranks(lesson, ranks):
 def test_recipe_is_one_process_on_any_number_of_ranks(lesson, tmp_path):
     """To rounding, for a model without dropout and BatchNorm, in float32."""
     source = next(cell.source for cell in BOOK.page(f"en/{NAME}").code if cell.id == "recipe")
-    source = source.partition("\nworkshop =")[0]
+    source = source.partition("\ntemporary_folder =")[0]
     assert source.count("dtype=torch.bfloat16") == 1
     exact = {**lesson, "network": lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))}
     exec(source.replace("dtype=torch.bfloat16", "dtype=torch.bfloat16, enabled=False"), exact)

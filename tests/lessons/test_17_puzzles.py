@@ -114,7 +114,7 @@ def scatter(rank, batch):
         # the mean of means
         (
             changed(2, ("gradient * rows", "gradient.clone()"), ("float(rows)", "1.0")),
-            "they are the plain mean of the gradients, as if all ranks had equally many rows",
+            "they are the plain mean of the gradients, as if all ranks had the same number of rows",
         ),
         # the sum, not divided
         (changed(2, ("total / count", "total")), "they are 5 times the right ones"),
@@ -354,7 +354,7 @@ def ddp(rank, layers, x, y):
                     "return list((sums / rank.ranks).split(36))[::-1]",
                 ),
             ),
-            "these are right, but in another order",
+            "the tensors are right, but in a different order",
         ),
         # never waits
         (
@@ -366,7 +366,7 @@ def ddp(rank, layers, x, y):
                 ),
                 ("[wait() for wait in waits]", "waits"),
             ),
-            "rank 0: RankError: wait() is missing for what was started",
+            "rank 0: RankError: something was started, but its wait() was never called",
         ),
         # all rows on all ranks, in place of an all-reduce
         (
@@ -389,7 +389,7 @@ def ddp(rank, layers, x, y):
     gradients = torch.cat([weights.grad for weights in layers[::-1]])
     return list((all_reduce(rank, gradients) / rank.ranks).split(36))
 """,
-            "right, but the layers worked for 0 steps, not 16",
+            "right, but the layers computed for 0 steps instead of 16",
         ),
     ],
     6: [
@@ -409,7 +409,7 @@ def sharded_adam(rank, weights, batches):
         (
             changed(6, ("reduce_scatter(rank, gradient)", "all_reduce(rank, gradient).chunk(rank.ranks)[rank.number]")),
             "right, but rank 0 sends 1.5 times what is needed: 72,576 bytes, needed 48,384, allowed 60,480. "
-            "Reduce-scatter, then all-gather, once each in a step, in float32.",
+            "Reduce-scatter, then all-gather, once each in a training step, in float32.",
         ),
         (
             changed(6, ("reduce_scatter(rank, gradient)", "gradient.chunk(rank.ranks)[rank.number]")),
@@ -518,7 +518,8 @@ def sharded_step(rank, shards, x, y):
         reduce_scatter(rank, weights.grad) / rank.ranks for weights in layers
     ]
 """,
-            "Only a few layers may be whole at a time, with one gradient; neither autograd nor a list may keep the others.",
+            "Only a few layers may be gathered at a time, and one whole gradient. See that neither autograd nor a list of "
+            "yours keeps the others.",
         ),
         # gathers all at once
         (
@@ -553,7 +554,7 @@ def sharded_step(rank, shards, x, y):
             ),
             "right, but it takes 4.0 times what is needed: 96 steps",
         ),
-        (changed(7, ("results[::-1]", "results")), "tensor 0: these are right, but in another order"),
+        (changed(7, ("results[::-1]", "results")), "for tensor 0: the tensors are right, but in a different order"),
         (
             changed(7, ("reduce_scatter(rank, of_weights) / rank", "of_weights.chunk(rank.ranks)[rank.number] / rank")),
             "the largest difference is",
@@ -571,7 +572,7 @@ def sharded_step(rank, shards, x, y):
     loss_of(x, y).backward()
     return [shard.grad for shard in shards]
 """,
-            "(ranks: 2): rank 0 returns wrong numbers, tensor 0: they are the gradients of the rank's own rows only",
+            "(ranks: 2): rank 0 returns wrong numbers for tensor 0: they are the gradients of the rank's own rows only",
         ),
     ],
     8: [
@@ -638,7 +639,7 @@ def gpipe(rank, stage, m, inputs, targets):
             "right, but it takes 2.9 times what is needed: 64 steps",
         ),
         # past the stage, so that no step is counted
-        (changed(8, ("stage(x)", "nn.Sequential.forward(stage, x)")), "right, but the layers worked for 0 steps"),
+        (changed(8, ("stage(x)", "nn.Sequential.forward(stage, x)")), "right, but the layers computed for 0 steps"),
     ],
     9: [
         (changed(8, ("gpipe", "one_f_one_b")), "right, but rank 0 holds 3.0 times what is needed: 12 micro-batches"),
@@ -1072,7 +1073,7 @@ def test_runs_repeat(english, ranks):
     def once():
         arguments = variables["pipeline_case"](ranks, 12).arguments
         run = variables["run"](variables["one_f_one_b"], *arguments, link=math.inf)
-        return run.steps, run.transfers, [rank.line for rank in run.ranks]
+        return run.steps, run.transfers, [rank.held_over_time for rank in run.ranks]
 
     assert once() == once()
 
@@ -1080,9 +1081,9 @@ def test_runs_repeat(english, ranks):
 def threads():
     """Those that are still there, but for this one; the last of a run may be in its last instructions."""
     for thread in threading.enumerate():
-        if thread.name.endswith("(live)"):
+        if thread.name.endswith("(run_function)"):
             thread.join(5)
-    return [thread for thread in threading.enumerate() if thread.name.endswith("(live)")]
+    return [thread for thread in threading.enumerate() if thread.name.endswith("(run_function)")]
 
 
 def receive_from_the_next(rank):
