@@ -120,7 +120,7 @@ def scatter(rank, batch):
         (changed(2, ("total / count", "total")), "they are 5 times the right ones"),
         (
             """
-def sum_gradients(rank, gradient, rows):
+def mean_gradient(rank, gradient, rows):
     for other in range(rank.ranks):
         if other != rank.number:
             rank.send(gradient, other)
@@ -137,7 +137,7 @@ def sum_gradients(rank, gradient, rows):
         # takes all gradients before the numbers of rows: they get mixed up
         (
             """
-def sum_gradients(rank, gradient, rows):
+def mean_gradient(rank, gradient, rows):
     if rank.number > 0:
         rank.send(gradient * rows, 0)
         rank.send(torch.tensor(float(rows)), 0)
@@ -152,7 +152,7 @@ def sum_gradients(rank, gradient, rows):
         # as if only the last rank had fewer
         (
             """
-def sum_gradients(rank, gradient, rows):
+def mean_gradient(rank, gradient, rows):
     if rank.number > 0:
         rank.send(gradient, 0)
         rank.send(torch.tensor(rows), 0)
@@ -409,7 +409,7 @@ def sharded_adam(rank, weights, batches):
         (
             changed(6, ("reduce_scatter(rank, gradient)", "all_reduce(rank, gradient).chunk(rank.ranks)[rank.number]")),
             "right, but rank 0 sends 1.5 times what is needed: 72,576 bytes, needed 48,384, allowed 60,480. "
-            "Reduce-scatter, then all-gather, once each in a training step, in float32.",
+            "Reduce-scatter, then all-gather, once each for every update, in float32.",
         ),
         (
             changed(6, ("reduce_scatter(rank, gradient)", "gradient.chunk(rank.ranks)[rank.number]")),
@@ -489,7 +489,7 @@ def sharded_adam(rank, weights, batches):
                     "mine = part.float()\n        weights = all_gather(rank, mine)",
                 ),
             ),
-            "no old gradients. A part that is a view keeps the whole tensor: cut first, then .double().",
+            "no old gradients. A shard that is a view keeps the whole tensor: cut it, then .double().",
         ),
         # all rows on all ranks, in place of a reduce-scatter
         (
@@ -748,7 +748,7 @@ def scatter(rank, batch):  # every rank is told the number of rows, too
     ],
     2: [
         """
-def sum_gradients(rank, gradient, rows):  # the rows travel with the gradient
+def mean_gradient(rank, gradient, rows):  # the rows travel with the gradient
     mine = torch.cat([gradient, torch.tensor([1.0])]) * rows
     if rank.number:
         rank.send(mine, 0)
