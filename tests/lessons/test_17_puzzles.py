@@ -421,7 +421,7 @@ def sharded_adam(rank, weights, batches):
             "they are what Adam makes of the sum of the gradients, not of their mean",
         ),
         (changed(6, ("enumerate(batches, 1)", "enumerate(batches)")), "2304 of 2304 are nan\n"),
-        (changed(6, (".double()", ".clone()")), "TypeError: part, first and second are to be float64"),
+        (changed(6, (".double()", ".clone()")), "TypeError: part, first and second must be float64"),
         (changed(6, ("return weights", "return weights.double()")), "returns torch.float64, not torch.float32"),
         # both averages for all weights
         (
