@@ -284,14 +284,18 @@ def test_without_modules_kernels_start_cold(tmp_path):
 def test_prewarm_can_be_left_during_the_imports(tmp_path):
     (tmp_path / "slow.py").write_text("import os, time; os.mkdir(f'started-{os.getpid()}'); time.sleep(60)")
     code = """
-began = time.monotonic()
-for seconds in (0, 0.2, 2):
-    with prewarm({**environment, "WARM_KERNEL_MODULES": "slow", "COUNT": str(seconds)}):
-        time.sleep(seconds)
-print(below(), time.monotonic() - began < 10, any(name.startswith("started") for name in os.listdir()))
+def at_work():
+    return any(name.startswith("started") for name in os.listdir())
+
+for at_once in (True, False):
+    with prewarm({**environment, "WARM_KERNEL_MODULES": "slow", "COUNT": str(at_once)}):
+        while not at_once and not at_work():  # on a busy machine, it takes a while to begin
+            time.sleep(0.1)
+        began = time.monotonic()
+    print(below(), time.monotonic() - began < 30)
 """
     said, complaints = script(tmp_path, code)
-    assert said == ["[] True True"] and complaints == ""
+    assert said == ["[] True", "[] True"] and complaints == ""
 
 
 def test_an_owner_killed_during_the_imports_leaves_nothing(tmp_path):
