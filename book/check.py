@@ -26,12 +26,14 @@ from mdit_py_plugins.myst_blocks import myst_block_plugin
 from . import asking, calculators
 from .files import json_text, notebook_json, parse_yaml
 from .machine import LIMITS
-from .model import CELL_ANCHOR, Book, Cell, Lesson, Page, Problem
+from .model import ALONE_TAG, CELL_ANCHOR, COMPARE_TAG, Book, Cell, Lesson, Page, Problem
 from .runs import stale
 from .sources import CELL_ID, shared_source
 
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?|[0-9a-f]{6,}")  # as editors give them
 MAGIC = re.compile(r"^(\s*)(%%?[a-z].*|!(?!=).*)", re.MULTILINE)  # not the operators % and !=, continuing a line
+TAGS = {COMPARE_TAG, ALONE_TAG, "split-explorer", "raises-exception", "hide-cell", "remove-cell"}
+TAGS |= {"hide-input", "hide-output", "remove-input", "remove-output"}  # as MyST-NB has them
 WIDTH = 79  # columns of code that fit a page; Chinese letters take two
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin)
 
@@ -94,9 +96,8 @@ def untidy(book: Book) -> Iterator[Problem]:
     """What is not to be committed as it is. Editors leave notebooks so; a build does not mind."""
     for lesson in book.lessons:
         if lesson.raw != json_text(notebook_json(lesson.cells)):
-            yield Problem(
-                lesson.path, "has outputs, or is not as tidy writes it; before you commit: python -m book tidy"
-            )
+            text = "has outputs, or is not as tidy writes it; before you commit: python -m book tidy"
+            yield Problem(lesson.path, text)
         for cell in lesson.code:
             for number, line in enumerate(cell.source.splitlines(), 1):
                 if (columns := len(line) + sum(east_asian_width(letter) in "WF" for letter in line)) > WIDTH:
@@ -113,6 +114,8 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
             yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} NEW-ID"
         if shared_source(book, cell, lesson.edition) not in (None, cell.source):
             yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
+        for tag in {*cell.tags} - TAGS:
+            yield cell, f"no tag is called {tag}; there are: {', '.join(sorted(TAGS))}"
         if text := asking.wrong(cell) or calculators.wrong(lesson, cell):
             yield cell, text
         figure = cell.metadata.get("mystnb", {})

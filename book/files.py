@@ -31,10 +31,10 @@ def shown(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
-def read_text(path: Path, root: Path) -> str:
-    """A text file; a byte order mark and Windows line ends do not count."""
+def read_text(path: Path, root: Path, encoding: str = "utf-8-sig") -> str:
+    """A text file; Windows line ends do not count, nor a byte order mark, unless the encoding is utf-8."""
     try:
-        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        return path.read_bytes().decode(encoding).replace("\r\n", "\n")
     except FileNotFoundError:
         raise BookError(Problem(shown(path, root), "no such file")) from None
     except UnicodeDecodeError as error:
@@ -45,11 +45,10 @@ def read_text(path: Path, root: Path) -> str:
 def parse_yaml(text: str, where: str) -> Any:
     try:  # the loader in C, if there is one, is ten times as fast
         return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.MarkedYAMLError as error:
-        place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise BookError(Problem(where + place, f"not valid YAML: {error.problem}")) from None
     except yaml.YAMLError as error:
-        raise BookError(Problem(where, f"not valid YAML: {error}")) from None
+        mark = getattr(error, "problem_mark", None)
+        place = f"{where}, line {mark.line + 1}" if mark else where
+        raise BookError(Problem(place, f"not valid YAML: {getattr(error, 'problem', error)}")) from None
 
 
 def read_yaml(path: Path, root: Path) -> Any:

@@ -77,9 +77,7 @@ def from_folder(folder: Path) -> Run | None:
             lessons[id] = Provenance(**provenance)
         except (BookError, KeyError, TypeError):
             continue
-        cells[id] = {
-            cell.id: Recorded(code_hash(cell.source), list(cell.outputs)) for cell in notebook if cell.kind == "code"
-        }
+        cells[id] = {c.id: Recorded(code_hash(c.source), list(c.outputs)) for c in notebook if c.kind == "code"}
     return Run(folder.name, lessons, cells)
 
 

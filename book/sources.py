@@ -108,15 +108,17 @@ def load_edition(settings: Path, order: list[str], root: Path, problems: list[st
 
 def load_page(path: Path, edition: str, root: Path) -> Page:
     """A page or, if it is a notebook, a lesson; outputs that an editor has left in it are dropped."""
-    raw, where = files.read_text(path, root), files.shown(path, root)
+    raw, where = files.read_text(path, root, "utf-8"), files.shown(path, root)  # tidy removes a byte order mark
+    text, about = raw.removeprefix("\ufeff"), None
     if path.suffix == ".ipynb":
-        cells = tuple(replace(cell, outputs=()) for cell in files.parse_notebook(raw, where))
+        cells = tuple(replace(cell, outputs=()) for cell in files.parse_notebook(text, where))
         return Lesson(path.stem, edition, where, raw, cells)
-    text, about = raw, None
-    for block in MarkdownIt("zero").use(front_matter_plugin).parse(raw)[:1]:
+    for block in MarkdownIt("zero").use(front_matter_plugin).parse(text)[:1]:
         if block.type == "front_matter" and block.map:
-            text = "".join(raw.splitlines(keepends=True)[block.map[1] :])
             about = files.parse_yaml(f"\n{block.content}", where)  # a line more, for ---: messages name the right one
+            text = "".join(text.splitlines(keepends=True)[block.map[1] :])
+    if raw.startswith("---") and not isinstance(about, dict):
+        raise BookError(Problem(f"{where}, line 1", "its front matter is to be settings (name: value) between two ---"))
     return Page(path.stem, edition, where, raw, (Cell("", "markdown", text, about or {}),))
 
 
@@ -200,9 +202,8 @@ def rename_cell(book: Book, name: str, old: str, new: str) -> list[str]:
     changed = []
     for edition in book.editions.values():
         for page in edition.pages.values():
-            cells = [replace(c, source=link.sub(new, c.source)) for c in page.cells]
-            if page in found:
-                cells = [replace(c, id=new) if c.id == old else c for c in cells]
+            ids = {old: new} if page in found else {}
+            cells = [replace(c, id=ids.get(c.id, c.id), source=link.sub(new, c.source)) for c in page.cells]
             if [(c.id, c.source) for c in cells] != [(c.id, c.source) for c in page.cells]:
                 changed += rewrite(book, page, cells)
     return changed
@@ -213,11 +214,11 @@ def new_lesson(book: Book, name: str, like: str) -> list[str]:
 
     Ids of cells, words and code are those of the other lesson, to be written over; labels begin with the new name.
     """
-    if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", name):
-        raise BookError(f"{name}: a lesson's name is like 13_name: two digits, then small letters")
-    if name in book.source.pages:
-        raise BookError(f"{name}: there is such a lesson already")
     prefix, last, made, source = name[3:].replace("_", "-"), book.source.lessons[-1], [], book.source.lessons[-1]
+    if not re.fullmatch(rf"{last.number + 1:02}_[a-z][a-z0-9_]*", name):
+        raise BookError(
+            f"{name}: the next lesson is called {last.number + 1:02}_name, in small letters, after {last.name}"
+        )
     for model in select(book, [like]):
         cells = [replace(cell, source=relabelled(cell, prefix, last.number + 1)) for cell in model.cells]
         lesson = replace(model, name=name, path=f"{NOTEBOOKS}/{model.edition}/{name}.ipynb", raw="", cells=tuple(cells))

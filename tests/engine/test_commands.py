@@ -81,7 +81,7 @@ def test_a_warning_of_jupyter_book_stops_a_build(book):
         (["build", "--gpus", "0,1"], "error: the pages show one run; for several GPU counts"),
         (["diff", "run", "nowhere"], "error: no run is called nowhere; there are: run"),
         (["translated", "indexes"], "error: no lesson or page is called indexes; did you mean index?"),
-        (["new", "02_total", "--like", "01_count"], "error: 02_total: there is such a lesson already"),
+        (["new", "02_total", "--like", "01_count"], "error: 02_total: the next lesson is called 03_name"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -37,6 +37,13 @@ def test_solutions_pass_and_wrong_answers_do_not(run, lesson):
     for exercise in exercises:
         verdicts = [f"{exercise}-check", f"{PREFIX}{exercise}-solved", f"{PREFIX}{exercise}-wrong"]
         empty, solved, wrong = (printed(run, lesson, cell) for cell in verdicts)
-        assert len(empty.splitlines()) == 1 and empty[0] not in "✓✗", "a reader has not answered yet"
-        assert len(solved.splitlines()) == 1 and solved[0] == "✓", exercise
-        assert len(wrong.splitlines()) == 1 and wrong[0] == "✗", exercise
+        problems = [
+            f"{lesson}, cell {exercise}-check: {words}, and prints: {text}"
+            for words, text, right in [
+                ("has no answer yet", empty, empty[0] not in "✓✗"),
+                ("is given the solution", solved, solved[0] == "✓"),
+                ("is given the `wrong` answer", wrong, wrong[0] == "✗"),
+            ]
+            if not right or len(text.splitlines()) != 1
+        ]
+        assert problems == []

@@ -192,11 +192,18 @@ def test_a_new_lesson(folder):
     assert [c.source for c in english.code] == [c.source for c in book.page("en/02_total").code]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("3_mean", "03_mean: two digits|like 13_name"), ("02_total", "there is such a lesson already")]
-)
-def test_a_new_lesson_that_cannot_be(small, name, text):
-    with pytest.raises(BookError, match=text):
+def test_tidy_removes_a_byte_order_mark(folder):
+    """Jupyter opens no notebook that has one."""
+    path = folder / "notebooks" / "en" / "01_count.ipynb"
+    clean = path.read_bytes()
+    path.write_bytes("\ufeff".encode() + clean)
+    assert sources.tidy(sources.load(folder), []) == ["notebooks/en/01_count.ipynb"]
+    assert path.read_bytes() == clean
+
+
+@pytest.mark.parametrize("name", ["3_mean", "02_total", "02_mean", "04_mean", "03_Mean"])
+def test_a_new_lesson_that_cannot_be(small, name):
+    with pytest.raises(BookError, match=f"{name}: the next lesson is called 03_name, in small letters, after 02_total"):
         sources.new_lesson(small, name, "01_count")
 
 
