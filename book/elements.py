@@ -245,10 +245,13 @@ def nearest(node: Any) -> nodes.section:
 
 
 def sections_of(doctree: nodes.document) -> Any:
-    """The sections of a page: (anchor, title, text without code, its words in the index); of groups, only their parts."""
+    """The sections of a page: (anchor, title, text, its words in the index); of groups, only their parts.
+
+    The text has no code, and of an answer's last line, which begins with a link, only that: not who has asked.
+    """
     for section in doctree.findall(nodes.section):
-        texts = [p.astext() for p in section.findall(nodes.paragraph) if section is nearest(p)]
-        known = [i["entries"] for i in section.findall(addnodes.index) if section is nearest(i)]
-        index = "; ".join(entry[1] for entries in known for entry in entries)
+        said = [p for p in section.findall(nodes.paragraph) if section is nearest(p)]
+        texts = [p.astext() if isinstance(p.next_node(), nodes.Text) else p.astext().partition(" · ")[0] for p in said]
+        index = "; ".join(e[1] for i in section.findall(addnodes.index) if section is nearest(i) for e in i["entries"])
         if texts or section.parent is doctree:
             yield section["ids"][0], section[0].astext(), " ".join(texts), index

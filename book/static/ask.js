@@ -44,15 +44,19 @@ function entries(text) {
 }
 
 // A word may stand before and after a number, also in a list: step 4, 720 MB, 30分钟, 1 MB, 6 MB. But 4k is not 4, nor is
-// 0.72 GB where MB are asked for; 25% is a quarter. 163,840 is one number, and "none" is 0.
+// 0.72 GB where MB are asked for; 25% is a quarter. 163,840 is one number, "three" is 3, and "none" is 0.
 function bare(text, kind, asked) {
   if (kind === "list") return withCommas(text).split(",").map((entry) => bare(entry, "entry", asked)).join(",");
   const [, numbers, word] = /^\s*\p{L}*\s*([^\p{L}]*[\d)\]])\s*(\p{L}*)\s*$/u.exec(text) ?? [];
   const size = /^([kmgt]i?b?|[千万亿].*)$/i.test(word ?? "") && !asked.split(/[^\p{L}]+/u).includes(word);
   const plain = numbers === undefined || size ? text : numbers;
+  const named = say("numerals").split(" ").indexOf(plain.trim().toLowerCase());
+  if (named >= 0) return String(named);
   if (kind === "entry") return plain;
-  return say("zero").split(" ").includes(plain.trim().toLowerCase()) ? "0" : plain.replace(/,(?=\d{3}(?!\d))/g, "");
+  return isNone(plain) ? "0" : plain.replace(/,(?=\d{3}(?!\d))/g, "");
 }
+
+const isNone = (text) => say("zero").split(" ").includes(text.trim().toLowerCase());
 
 // Whole numbers are to be met, others to one part in fifty: two digits are enough.
 function same(given, truth) {
@@ -79,7 +83,8 @@ function judged({ kind, right }, written, exercise, it, asked) {
   if (!text.trim()) return exercise ? { problem: say("empty"), empty: true } : { words: say("none", { truth: it }), none: true };
   const letters = kind === "list" && truth.every((each) => /^[A-Z]$/.test(each)); // then BD is B, D
   const counts = kind === "number" || (kind === "list" && typeof truth[0] === "number");
-  const given = entries(counts ? bare(text, kind, asked) : text).flatMap((word) => (letters ? [...String(word)] : [word]));
+  const read = kind === "list" && isNone(text) ? "" : counts ? bare(text, kind, asked) : text;
+  const given = entries(read).flatMap((word) => (letters ? [...String(word)] : [word]));
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
     return { problem: say("numbers") };
@@ -98,7 +103,7 @@ function judged({ kind, right }, written, exercise, it, asked) {
   if (inPlace || (exercise && sameLength && right.length === 1)) {
     return { words: say(exercise ? "listNotYet" : "list", { truth: it, count: truth.length, same: inPlace }) };
   }
-  if (kind === "list" && !exercise) return { words: say("otherList", { truth: it, given: shown(given) }) };
+  if (kind === "list" && !exercise) return { words: say("otherList", { truth: it, given: text.trim() }) };
   if (kind === "list" && right.length === 1) return { words: say("length", { count: truth.length, given: given.length }) };
   return { words: exercise ? say("notYet") : say("wrong", { truth: it }) };
 }
@@ -188,7 +193,12 @@ class AskBox extends HTMLElement {
 
   open() {
     this.querySelector("answer-part")?.show(true);
-    if (!this.exercise) this.querySelector(".ask-button").textContent = say("checkAgain"); // what it shows is shown
+  }
+
+  // What the button does: what is in view already need not be shown.
+  label(open) {
+    const words = !open ? "show" : kept.read(KEPT + this.name) ? "checkAgain" : "check";
+    if (!this.exercise) this.querySelector(".ask-button").textContent = say(words);
   }
 }
 
@@ -210,6 +220,7 @@ class AnswerPart extends HTMLElement {
     const hidden = "onbeforematch" in this ? "until-found" : "";
     if (open) this.removeAttribute("hidden");
     else this.setAttribute("hidden", hidden);
+    this.closest("ask-box").label(open);
     dispatchEvent(new Event("resize")); // what is in view now may be wider than the page
   }
 }

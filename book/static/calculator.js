@@ -56,8 +56,14 @@ class LessonCalculator extends HTMLElement {
     return this.counts(number, input) ? number : NaN;
   }
 
+  // A limit is a number, or another input's name: the gradient has no more bytes than all has.
+  limit(text) {
+    const other = this.form.elements.namedItem(text);
+    return other ? this.valueOf(other) : Number(text);
+  }
+
   counts(number, { dataset }) {
-    const inside = number >= Number(dataset.least) && number <= Number(dataset.most);
+    const inside = number >= this.limit(dataset.least) && !(number > this.limit(dataset.most));
     return inside && (!("whole" in dataset) || Number.isInteger(number));
   }
 
@@ -86,7 +92,7 @@ class LessonCalculator extends HTMLElement {
   problem(input) {
     const { number, whole } = this.dataset;
     const [least, most] = [input.dataset.least, input.dataset.most].map((limit) => {
-      return Number(limit).toLocaleString(document.documentElement.lang, { maximumFractionDigits: 9 });
+      return this.limit(limit).toLocaleString(document.documentElement.lang, { maximumFractionDigits: 9 });
     });
     return filled("whole" in input.dataset ? whole : number, { name: nameOf(input), least, most });
   }
@@ -109,12 +115,14 @@ class LessonCalculator extends HTMLElement {
     const body = this.querySelector(".calculator-table tbody");
     if (!body) return;
     const place = this.querySelector("dd");
+    const now = this.count(...values)[0];
     const rows = this.inputs.flatMap((input, i) => {
       if (input.type === "checkbox" || input.tagName === "SELECT") return [];
-      const results = [0.5 * values[i], 2 * values[i]].map((value) => {
+      const results = [0.5 * values[i], 2 * values[i]].map((half) => {
+        const value = "whole" in input.dataset ? Math.round(half) : half;
         return this.counts(value, input) ? this.count(...values.with(i, value))[0] : "–";
       });
-      return [[nameOf(input), ...results]];
+      return results.every((result) => result === now) ? [] : [[nameOf(input), ...results]]; // nothing hangs on it here
     });
     const most = Math.max(...rows.flatMap(([, ...results]) => results.filter((each) => typeof each === "number")));
     body.replaceChildren();

@@ -7,6 +7,11 @@ const PLACES = 'div[id^="cell-"], :is(h1, h2, h3, h4)[id], dt span[id]';
 
 function place() {
   if (new URLSearchParams(location.hash.slice(1)).has("rows")) return location.hash; // the split explorer's
+  const played = location.hash.includes("?") && document.getElementById(location.hash.slice(1).split("?")[0]);
+  if (played) {
+    const { top, bottom } = played.getBoundingClientRect();
+    if (top < innerHeight && bottom > 0) return location.hash; // a step, or a calculator's numbers, in view
+  }
   if (scrollY < 100) return "";
   const above = [...document.querySelectorAll("article")].flatMap((article) =>
     [...article.querySelectorAll(PLACES)].filter(

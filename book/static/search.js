@@ -1,7 +1,7 @@
 // Search as one types, in the sections of all pages: _static/sections.js has them, a script, so that it works in pages
 // opened from a file, too. What is rare in the book counts more than what is common, and a title more than a text.
 
-const MOST = 20; // results
+const MOST = 20; // results that are shown
 const AROUND = 80; // letters of an excerpt before and after the word
 const [IN_TITLE, IN_TEXT, IN_PAGE] = [3, 1, 0.7]; // what a word counts for that stands there
 const CHINESE = /[\u3400-\u9fff]+/;
@@ -22,16 +22,43 @@ const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts]) =>
 );
 
 function search() {
-  const query = input.value.trim().normalize("NFKC").toLowerCase();
+  const typed = input.value.trim().normalize("NFKC").toLowerCase();
+  const query = spelt(typed);
   const parts = partsOf(query);
-  history.replaceState(null, "", query ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
+  history.replaceState(null, "", typed ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
   const results = found(query, parts);
-  state.textContent = query && (results.length ? words.found.replace("%", results.length) : words.none);
+  const near = query === typed ? "" : filled(words.near, { query });
+  state.textContent = query && near + (results.length ? told(results.length) : words.none);
   const names = parts.flatMap((part) => part.names);
-  list.replaceChildren(...results.map((result) => shown(result, names)));
+  list.replaceChildren(...results.slice(0, MOST).map((result) => shown(result, names)));
 }
 
-// The sections with most of what is asked for, the best first.
+function told(count) {
+  return count > MOST ? filled(words.best, { most: MOST, count }) : filled(words.found, { count });
+}
+
+// A longer word that stands nowhere is taken for the nearest one of titles and index, at most two letters away.
+function spelt(query) {
+  return query.replace(/(?<![\w./-])[a-z]{5,}(?![\w./-])/g, (word) => {
+    if (spread([stem(word)])) return word;
+    spelt.known ??= [...new Set(sections.flatMap(({ lower }) => `${lower.title} ${lower.index}`.match(/[a-z]{5,}/g) ?? []))];
+    const [best, steps] = spelt.known.map((each) => [each, distance(word, each)]).sort((one, other) => one[1] - other[1])[0];
+    return steps <= (word.length < 8 ? 1 : 2) ? best : word;
+  });
+}
+
+// How many letters one has to add, to leave out or to change to make one word of another.
+function distance(word, other) {
+  let row = [...other, ""].map((_, at) => at);
+  [...word].forEach((letter, line) => {
+    const next = [line + 1];
+    [...other].forEach((its, at) => next.push(Math.min(next[at] + 1, row[at + 1] + 1, row[at] + (letter === its ? 0 : 1))));
+    row = next;
+  });
+  return row.at(-1);
+}
+
+// All sections with most of what is asked for, the best first.
 function found(query, parts) {
   const plain = query.replaceAll("-", " ");
   const term = globalThis.TERMS.find(([names]) => names.some((name) => name.replaceAll("-", " ") === plain));
@@ -39,8 +66,7 @@ function found(query, parts) {
   const most = Math.max(...rated.map(({ matched }) => matched));
   return rated
     .filter(({ matched, sent }) => sent || matched > 0.4 * most)
-    .sort((one, other) => other.score - one.score)
-    .slice(0, MOST);
+    .sort((one, other) => other.score - one.score);
 }
 
 function rating({ url, lower }, query, parts, places = []) {

@@ -93,9 +93,11 @@ def test_what_was_answered_is_there_again_and_in_the_other_edition(visit, html):
         ("15、15 行", "Right."),
         ("15 rows, 15 rows", "Right."),
         ("15 rows and 15", "Right."),
+        ("none", "It is: 15, 15. You wrote: none."),
+        ("Five and four", "It is: 15, 15. You wrote: Five and four."),
         ("3, 4", "It is: 15, 15. You wrote: 3, 4."),
         ("15", "It is: 15, 15. You wrote: 15."),
-        ("7 x 2, 1", "It is: 15, 15. You wrote: 7, 2, 1."),
+        ("7 x 2, 1", "It is: 15, 15. You wrote: 7 x 2, 1."),
         ("", "You said nothing. It is: 15, 15."),
         ("half", "This is no list of numbers. Write them with commas between them, such as 7, 5, 3."),
         ("1e999", "This is no list of numbers. Write them with commas between them, such as 7, 5, 3."),
@@ -153,9 +155,10 @@ def test_what_is_nearly_right_is_told_exactly(visit):
     assert said(page, name) == ["Right.", "Right: it is 2.667."]
 
 
-def test_no_rows_are_none(visit):
+@pytest.mark.parametrize("texts", [("6, 7", "none"), ("six, 7", "Zero")])
+def test_numbers_in_words(visit, texts):
     page, name = visit("en/14_sharding.html"), "14_sharding/rows"
-    answer(page, "6, 7", "none", name=name)
+    answer(page, *texts, name=name)
     assert said(page, name) == ["Right.", "Right."]
 
 
@@ -167,7 +170,7 @@ def test_what_was_solved_once_stays_solved(visit, html):
     page.keyboard.press("Enter")
     assert said(page, name) == ["Not yet: too small."]
     page.goto(f"{html.as_uri()}/en/index.html")
-    assert page.get_by_text("1 of 3 exercises solved").is_visible()
+    assert page.get_by_text("1 of 3 exercises on the page solved").is_visible()
 
 
 @pytest.mark.parametrize(
@@ -255,6 +258,14 @@ def test_what_is_filled_in_is_checked_and_each_field_has_its_own_hint(visit):
     box(page, name).get_by_role("button").click()
     hints = box(page, name).locator(".ask-hint").all()
     assert [hint.is_visible() for hint in hints] == [False, True]
+
+
+def test_what_all_lessons_show_is_not_offered(visit):
+    page = visit("en/04_data_parallel.html")
+    page.get_by_role("button", name="Show all answers at once").click()
+    assert box(page).get_by_role("button").all_inner_texts() == ["Check"]
+    page.get_by_role("button", name="Keep them back again").click()
+    assert box(page).get_by_role("button").all_inner_texts() == ["Show the answer"]
 
 
 def test_what_has_been_shown_is_not_offered_again(visit):
@@ -362,7 +373,9 @@ def test_what_is_not_ours_in_the_storage_does_no_harm(visit):
     assert said(page) == ["Right.", "Right."]
 
 
-@pytest.mark.parametrize("edition, solved", [("en", "2 of 3 exercises solved"), ("zh", "练习做对 2/3")])
+@pytest.mark.parametrize(
+    "edition, solved", [("en", "2 of 3 exercises on the page solved"), ("zh", "网页上的练习做对 2/3")]
+)
 def test_what_is_solved_is_counted_exported_and_erased(visit, html, edition, solved):
     page = visit(f"{edition}/04_data_parallel.html")
     answer(page, "3, 3, 3, 1", name="04_data_parallel/exercise-1")
@@ -391,7 +404,9 @@ def test_what_was_saved_can_be_loaded_again(visit, html, tmp_path, edition, word
     bring(page, file)
     assert page.locator("kept-answers [role=status]").inner_text() == words
     count = page.locator('solved-count[data-lesson="04_data_parallel"]').inner_text()
-    assert count == {"en": "1 of 3 exercises solved", "zh": "练习做对 1/3"}[edition], "what was solved here stays so"
+    assert count == {"en": "1 of 3 exercises on the page solved", "zh": "网页上的练习做对 1/3"}[edition], (
+        "what was solved here stays so"
+    )
     page.goto(f"{html.as_uri()}/{edition}/04_data_parallel.html")
     assert page.locator(".ask-right").count() == 2 and box(page).locator(".cell_output").first.is_visible()
 

@@ -38,7 +38,9 @@ def drawn(about, presets, number):
             value *= 10 ** draw.uniform(-1.5, 1.5)
             least = each.get("least", 0)
             value = max(math.ceil(least), round(value)) if isinstance(each["value"], int) else max(least, value)
-            values.append(min(value, each.get("most", 1_000_000_000)))
+            most = each.get("most", 1_000_000_000)
+            before = dict(zip(given, values, strict=False))
+            values.append(min(value, before[most] if most in before else most))
     return values
 
 
@@ -79,6 +81,34 @@ def test_what_does_not_count_is_said_in_words(visit):
         "GPUs: write a whole number from 1 to 100,000.",
         "",
     ]
+
+
+def test_a_part_is_not_more_than_the_whole(visit):
+    """With 20 of 16 bytes, DDP took 254 GB, and nothing was said."""
+    box = visit("en/13_memory.html").locator("#calculator-yours")
+    box.locator('input[name="gradient"]').fill("20")
+    said = "Of these, bytes of the gradient (0 if there is none): write a whole number from 0 to 16."
+    assert box.locator('[role="alert"]').inner_text() == said
+    box.locator('input[name="bytes_each"]').fill("24")
+    assert box.locator('[role="alert"]').inner_text() == ""
+
+
+@pytest.mark.parametrize(
+    "memory, fits",
+    [("80", "FSDP2, FSDP2 with offload"), ("24", "FSDP2 with offload"), ("8", "nothing: fewer rows, or checkpointing")],
+)
+def test_what_fits_is_said(visit, memory, fits):
+    box = visit(f"en/13_memory.html#calculator-yours?memory={memory}").locator("#calculator-yours")
+    assert box.locator("dd").last.inner_text() == fits
+
+
+def test_what_depends_on_nothing_is_not_listed(visit):
+    """Half of 175 operators was “–”; and no batch changes from which batch on it pays."""
+    box = visit("en/09_cost.html").locator("lesson-calculator")
+    box.locator("select").select_option("ResNet-50")
+    rows = box.locator("tbody th").all_inner_texts()
+    assert "Operators in forward" in rows and "Your batch, rows" not in rows
+    assert "–" not in box.locator("tbody").inner_text().replace("GPUs", "")
 
 
 @pytest.mark.parametrize(

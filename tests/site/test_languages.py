@@ -125,6 +125,16 @@ def test_headings_have_the_same_ids_in_all_editions(html):
         assert ids[0] == ids[1] and all(ids[0]), page
 
 
+def test_language_link_keeps_the_step_in_view(visit):
+    page = visit("zh/05_four_steps.html#player-recorded-call?step=3")
+    page.locator("a[data-edition=en]:visible").first.click()
+    page.wait_for_url("**/en/05_four_steps.html#player-recorded-call?step=3")
+    assert page.locator("#player-recorded-call .player-count").inner_text().startswith("3 /")
+    page.evaluate("scrollTo(0, 0)")
+    page.locator("a[data-edition=zh]:visible").first.click()
+    page.wait_for_url("**/zh/05_four_steps.html")
+
+
 def test_language_link_keeps_what_the_explorer_shows(visit):
     page = visit("en/explorer.html#rows=9&gpus=8&dim=0")
     page.get_by_role("link", name="中文").click()

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from playwright.sync_api import expect
 
-from tests.conftest import EDITIONS, ROOT
+from tests.conftest import BOOK, EDITIONS, ROOT
 from tests.site.reading import soup
 
 QUESTIONS = yaml.safe_load((ROOT / "tests" / "data" / "questions.yml").read_text("utf-8"))
@@ -118,6 +118,37 @@ def test_search_for_nonsense_finds_nothing(visit, served, edition, query):
     page.get_by_role("searchbox").last.fill(query)
     page.wait_for_function("document.querySelector('#search-state').textContent")
     assert page.locator("#search-results li, zzzz").count() == 0
+
+
+@pytest.mark.parametrize(
+    "edition, query, said",
+    [
+        ("en", "dataparalel slow", r"Searched for “dataparallel slow”\. The best 20 of \d\d+ places"),
+        ("zh", "gradiant checkpointing", r"搜的是“gradient checkpointing”。找到 .*"),
+        ("en", "gradients", r"The best 20 of \d\d+ places"),
+        ("zh", "两张卡比一张卡慢", r"找到 .*"),
+    ],
+)
+def test_search_says_how_many_there_are_and_what_it_took_a_word_for(visit, served, edition, query, said):
+    page = visit(f"{edition}/search.html", site=served)
+    page.get_by_role("searchbox").last.fill(query)
+    expect(page.locator("#search-state")).to_have_text(re.compile(f"^{said}$"))
+    assert 0 < page.locator("#search-results li").count() <= 20
+
+
+def test_who_has_asked_is_not_searched(visit, served):
+    """A learner was shown names of repositories instead of words of the answer."""
+    page = visit("en/search.html?q=facebookresearch", site=served)
+    page.wait_for_function("document.querySelector('#search-state').textContent")
+    assert "Asked in" not in page.locator("#search-results").inner_text()
+
+
+@pytest.mark.parametrize("edition", BOOK.editions)
+def test_all_questions_are_listed(edition):
+    pages = BOOK.editions[edition].pages
+    answers = [page.raw for name, page in pages.items() if name.startswith("questions_")]
+    asked = [label for text in answers for label in re.findall(r"^\((q-[\w-]+)\)=", text, re.MULTILINE)]
+    assert sorted(re.findall(r"\]\(#(q-[\w-]+)\)", pages["questions"].raw)) == sorted(asked)
 
 
 def test_search_from_the_sidebar(visit, served):
