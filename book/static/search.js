@@ -50,11 +50,13 @@ function spelt(query) {
 // How many letters one has to add, to leave out or to change to make one word of another.
 function distance(word, other) {
   let row = [...other, ""].map((_, at) => at);
-  [...word].forEach((letter, line) => {
-    const next = [line + 1];
-    [...other].forEach((its, at) => next.push(Math.min(next[at] + 1, row[at + 1] + 1, row[at] + (letter === its ? 0 : 1))));
+  for (const letter of word) {
+    const next = [row[0] + 1];
+    for (const [at, its] of [...other].entries()) {
+      next.push(Math.min(next[at] + 1, row[at + 1] + 1, row[at] + (letter === its ? 0 : 1)));
+    }
     row = next;
-  });
+  }
   return row.at(-1);
 }
 
