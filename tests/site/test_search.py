@@ -124,7 +124,7 @@ def test_search_for_nonsense_finds_nothing(visit, served, edition, query):
     "edition, query, said",
     [
         ("en", "dataparalel slow", r"Searched for “dataparallel slow”\. The best 20 of \d\d+ places"),
-        ("zh", "tensorr parallel", r"搜的是“tensor parallel”。找到 .*"),
+        ("zh", "tensoor parallel", r"搜的是“tensor parallel”。找到 .*"),
         ("en", "gradients", r"The best 20 of \d\d+ places"),
         ("zh", "两张卡比一张卡慢", r"找到 .*"),
     ],
