@@ -7,8 +7,8 @@ A code cell describes the calculator that stands after it, in its metadata:
  "results": [{"words": "Tool", "value": "choose(gpus)"}]}
 
 `functions` are defined in cells of the lesson; `values` are names whose values the kernel gives; an input is a number
-or yes or no, by the type of its value; a result is an expression of the inputs. `presets`, a name, too, stands for a
-dictionary: {"Llama 3.1 8B": {input: value}}.
+or yes or no, by the type of its value, from `least` to `most`, each a number or the name of an input before it; a result
+is an expression of the inputs. `presets`, an expression, too, is a dictionary: {"Llama 3.1 8B": {input: value}}.
 """
 
 from __future__ import annotations

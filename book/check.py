@@ -26,13 +26,13 @@ from mdit_py_plugins.myst_blocks import myst_block_plugin
 from . import asking, calculators
 from .files import json_text, notebook_json, parse_yaml
 from .machine import LIMITS
-from .model import ALONE_TAG, CELL_ANCHOR, COMPARE_TAG, Book, Cell, Lesson, Page, Problem
+from .model import ALONE_TAG, CELL_ANCHOR, COMPARE_TAG, EXPLORER, Book, Cell, Lesson, Page, Problem
 from .runs import stale
 from .sources import CELL_ID, shared_source
 
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?|[0-9a-f]{6,}")  # as editors give them
 MAGIC = re.compile(r"^(\s*)(%%?[a-z].*|!(?!=).*)", re.MULTILINE)  # not the operators % and !=, continuing a line
-TAGS = {COMPARE_TAG, ALONE_TAG, "split-explorer", "raises-exception", "hide-cell", "remove-cell"}
+TAGS = {COMPARE_TAG, ALONE_TAG, EXPLORER, "raises-exception", "hide-cell", "remove-cell"}
 TAGS |= {"hide-input", "hide-output", "remove-input", "remove-output"}  # as MyST-NB has them
 WIDTH = 79  # columns of code that fit a page; Chinese letters take two
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin)

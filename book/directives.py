@@ -12,10 +12,9 @@ from sphinx.locale import _
 from sphinx.util.docutils import SphinxDirective
 
 from .check import text_of
-from .model import Book, Edition
+from .model import EXPLORER, Book, Edition
 
 CALCULATOR, PLAYER = "lesson-calculator", "step-player"
-EXPLORER = "split-explorer"  # and the tag of a cell that the explorer stands after
 
 
 def add_directives(app: Sphinx, book: Book, edition: Edition) -> None:

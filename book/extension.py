@@ -23,9 +23,9 @@ from sphinx.locale import _
 from sphinx.util.logging import getLogger
 
 from . import asking, calculators, files, players, runs
-from .directives import CALCULATOR, EXPLORER, PLAYER, add_directives
+from .directives import CALCULATOR, PLAYER, add_directives
 from .elements import AskBox, add_elements, definitions_of, lookups_of, sections_of, terms_of, unasked
-from .model import Cell, Lesson, Recorded, Run
+from .model import EXPLORER, Cell, Lesson, Recorded, Run
 from .site import HERE, LOADED, NEVER_EXECUTE, prints, repository
 from .sources import find_root, load
 
