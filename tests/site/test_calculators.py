@@ -95,7 +95,11 @@ def test_a_part_is_not_more_than_the_whole(visit):
 
 @pytest.mark.parametrize(
     "memory, fits",
-    [("80", "FSDP2, FSDP2 with offload"), ("24", "FSDP2 with offload"), ("8", "nothing; try fewer rows, or checkpointing")],
+    [
+        ("80", "FSDP2, FSDP2 with offload"),
+        ("24", "FSDP2 with offload"),
+        ("8", "nothing; try fewer rows, or checkpointing"),
+    ],
 )
 def test_what_fits_is_said(visit, memory, fits):
     box = visit(f"en/13_memory.html#calculator-yours?memory={memory}").locator("#calculator-yours")
