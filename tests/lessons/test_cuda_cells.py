@@ -141,8 +141,8 @@ FACTS = {
     ("15_splitting_layers", "halves"): lambda n: ["same gradient from two halves: True"],
     ("16_choose", "run-both"): lambda n: [
         f"GPUs that DataParallel may use: {n}",
-        (4, "equal to rounding: True"),
-        "processes: 5, equal to rounding: False",
+        (4, "equal up to rounding: True"),
+        "processes: 5, equal up to rounding: False",
     ],
     ("16_choose", "healthy"): lambda n: ["DataParallel: ✓", "DDP: ✓", "FSDP2: ✓"],
 }
