@@ -1,5 +1,11 @@
 // What every page does beyond Furo.
 
+// The old address of a question that has moved to another page leads there.
+const moved = document.querySelector('meta[name="moved-questions"]');
+if (moved && location.hash.startsWith("#q-") && !document.getElementById(location.hash.slice(1))) {
+  location.replace(moved.content + location.hash);
+}
+
 // The link to the other edition leads to the same place there, and the choice is remembered.
 
 // What has the same id in both editions: cells, terms, and the labels of headings.

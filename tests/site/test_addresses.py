@@ -34,6 +34,17 @@ def test_an_old_address_leads_to_the_new_one(html, edition, old, new):
     assert page.article.select(f'a[href="{new}.html"]')
 
 
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize(
+    "old, new", [("errors", "machine#q-bus-error"), ("how", "write#q-run-8"), ("how", "how#q-one-gpu-ranks")]
+)
+def test_the_old_address_of_a_question_leads_to_it(visit, edition, old, new):
+    page, question = new.split("#")
+    opened = visit(f"{edition}/questions_{old}.html#{question}")
+    opened.wait_for_url(f"**/{edition}/questions_{page}.html#{question}")
+    assert opened.locator(f"#{question}").is_visible()
+
+
 def test_addresses_of_the_site_and_the_repository(elsewhere):
     for edition in EDITIONS:
         page = parse(elsewhere / edition / "03_model.html")
