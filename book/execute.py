@@ -126,26 +126,23 @@ class Execution:
     def attempt(
         self, lesson: Lesson, settings: dict[str, str], on_cell: Callable[[], None], over: threading.Event
     ) -> Result | BookError:
-        """Executes one lesson in an empty folder with a fresh kernel, which gets three tries to start."""
+        """Executes one lesson in an empty folder with a fresh kernel."""
         import nbformat
         from warm_kernel.notebook import CellFailed, KernelNeverStarted, run_notebook
 
-        for tries_left in (2, 1, 0):
-            probe = Cell(PROBE_ID, "code", PROBE)
-            text = files.json_text(files.notebook_json([*lesson.cells, probe]))
-            notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
-            began = time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="lesson-", ignore_cleanup_errors=True) as folder:
-                try:
-                    limits = {**self.limits, "on_cell": on_cell, "over": over}
-                    values = run_notebook(notebook, folder, settings, **limits, expressions=asking.expressions(lesson))
-                    return self.result(lesson, notebook, values, round(time.monotonic() - began, 1))
-                except KernelNeverStarted as error:
-                    if over.is_set() or not tries_left:
-                        return BookError(Problem(lesson.path, str(error)))
-                except CellFailed as error:
-                    return self.failure(lesson, notebook, error)
-        raise AssertionError("the last try returns")
+        probe = Cell(PROBE_ID, "code", PROBE)
+        text = files.json_text(files.notebook_json([*lesson.cells, probe]))
+        notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="lesson-", ignore_cleanup_errors=True) as folder:
+            try:
+                limits = {**self.limits, "on_cell": on_cell, "over": over}
+                values = run_notebook(notebook, folder, settings, **limits, expressions=asking.expressions(lesson))
+                return self.result(lesson, notebook, values, round(time.monotonic() - began, 1))
+            except KernelNeverStarted as error:
+                return BookError(Problem(lesson.path, str(error)))
+            except CellFailed as error:
+                return self.failure(lesson, notebook, error)
 
     def result(self, lesson: Lesson, notebook: Any, values: dict[str, list[Any]], seconds: float) -> Result:
         saw = json.loads(notebook.cells.pop().outputs[-1].text)

@@ -12,8 +12,17 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux only")
 
+# Sockets of a kernel: a port that was chosen for it may be taken by another program before it starts.
+SOCKETS = """
+import tempfile
+from traitlets.config import Config
+
+def sockets():
+    return Config({"KernelManager": {"transport": "ipc", "ip": tempfile.mkdtemp() + "/socket"}})
+"""
+
 # Executes each code of a list in a kernel of its own, and prints what the kernels have printed.
-CLIENT = """
+CLIENT = f"""{SOCKETS}
 import json, sys
 import nbformat
 from nbclient import NotebookClient
@@ -21,7 +30,8 @@ from nbclient import NotebookClient
 printed = []
 for code in json.loads(sys.argv[1]):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    NotebookClient(notebook, timeout=60, shutdown_kernel="immediate", extra_arguments=["--log-level=ERROR"]).execute()
+    options = dict(timeout=60, shutdown_kernel="immediate", extra_arguments=["--log-level=ERROR"])
+    NotebookClient(notebook, config=sockets(), **options).execute()
     printed.append("".join(output.text for output in notebook.cells[0].outputs))
 print(json.dumps(printed))
 """
@@ -153,14 +163,15 @@ except KeyboardInterrupt:
 
 
 def test_a_kernel_that_dies_is_noticed_and_the_next_one_lives(tmp_path):
-    client = """
+    client = f"""{SOCKETS}
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 for code in ("import os; os._exit(3)", "print('alive')"):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     try:
-        NotebookClient(notebook, timeout=60, extra_arguments=["--log-level=ERROR"]).execute()
+        options = dict(timeout=60, extra_arguments=["--log-level=ERROR"])
+        NotebookClient(notebook, config=sockets(), **options).execute()
         print(notebook.cells[0].outputs[0].text)
     except DeadKernelError:
         print("dead")
@@ -171,7 +182,7 @@ for code in ("import os; os._exit(3)", "print('alive')"):
 
 
 # For scripts that use the package by itself: `results` executes each code in a kernel, all at the same time.
-PRELUDE = """
+PRELUDE = f"""{SOCKETS}
 import asyncio, json, os, signal, subprocess, sys, threading, time
 import nbformat, psutil, warm_kernel
 from concurrent.futures import ThreadPoolExecutor
@@ -182,9 +193,9 @@ environment = dict(os.environ)
 
 def execute(code, **options):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    options = {"timeout": 60, "shutdown_kernel": "immediate", "extra_arguments": ["--log-level=ERROR"], **options}
+    options = dict(timeout=60, shutdown_kernel="immediate", extra_arguments=["--log-level=ERROR"]) | options
     try:
-        NotebookClient(notebook, **options).execute(env=environment)
+        NotebookClient(notebook, config=sockets(), **options).execute(env=environment)
     except Exception as error:
         return type(error).__name__
     return "".join(output.text for output in notebook.cells[0].outputs).strip()
@@ -227,6 +238,17 @@ for code in ("1", "1 / 0", "import os; os._exit(3)"):
 gc.collect()
 """
     assert script(tmp_path, code, WARM_KERNEL_MODULES="") == (["CellFailed", "CellFailed"], "")
+
+
+def test_a_notebook_needs_no_port_that_another_program_could_take(tmp_path):
+    code = """
+from warm_kernel.notebook import run_notebook
+asked = "from ipykernel.connect import get_connection_info; print(get_connection_info(unpack=True)['transport'])"
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(asked)])
+run_notebook(notebook, ".", environment, 60, 60, lambda: None, threading.Event(), {})
+print(notebook.cells[0].outputs[0].text.strip())
+"""
+    assert script(tmp_path, code) == (["ipc"], "")
 
 
 def test_prewarm_starts_one_process_for_all_kernels_and_ends_it(tmp_path):

@@ -16,12 +16,14 @@ from typing import Any
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from traitlets.config import Config
+from zmq import ZMQError
 
 MAX_OUTPUT = 1_000_000  # characters that one cell may put out
 
 
 class KernelNeverStarted(Exception):
-    """Most often because another program took the ports that were chosen for it."""
+    pass
 
 
 class CellFailed(Exception):
@@ -62,8 +64,8 @@ def run_notebook(
             values[cell.id] = [await value_of(client, text, printed, cell.id) for text in expressions[cell.id]]
         on_cell()
 
-    with tempfile.TemporaryFile("w+") as log:
-        client = limited_client(notebook, folder, timeout, current, after)
+    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory(prefix="kernel-") as sockets:
+        client = limited_client(notebook, folder, sockets, timeout, current, after)
         watch = threading.Thread(target=watch_over, args=(client, deadline, ended, over), daemon=True)
         watch.start()
         try:
@@ -78,13 +80,17 @@ def run_notebook(
         except CellTimeoutError:
             reason = f"still running after {timeout} s (execute: timeout in _config.yml)"
             raise CellFailed(reason, current["id"]) from None
-        except (DeadKernelError, RuntimeError):
+        except (
+            DeadKernelError,
+            RuntimeError,
+            ZMQError,
+        ) as error:  # zmq's: the path of a folder for sockets is too long
             if current:
                 died = "the kernel died; did this cell exit, or run out of memory?"
                 raise CellFailed(client.given_up or died, current["id"]) from None
             atexit.unregister(client._cleanup_kernel)  # nbclient forgets to, and trips over the missing kernel
             log.seek(0)
-            said = log.read().strip() or client.given_up or "it said nothing"
+            said = log.read().strip() or client.given_up or str(error)
             raise KernelNeverStarted(f"the kernel did not start: {said.splitlines()[-1]}") from None
         finally:
             ended.set()
@@ -124,7 +130,7 @@ def joined(outputs: list[Any]) -> list[Any]:
 
 
 def limited_client(
-    notebook: Any, folder: str, timeout: float, current: dict[str, Any], after: Callable[..., Any]
+    notebook: Any, folder: str, sockets: str, timeout: float, current: dict[str, Any], after: Callable[..., Any]
 ) -> Any:
     """An nbclient that can give up on the whole notebook; then `given_up` says why. `current` follows its cell."""
     # This provisioner forks kernels where it can, and ends what a kernel has started.
@@ -149,8 +155,12 @@ def limited_client(
         current.update(cell)
         client.size = 0
 
+    # Not TCP: before the kernel opens the ports that were found for it, another program may take one.
+    config = Config()
+    config.KernelManager.transport, config.KernelManager.ip = "ipc", f"{sockets}/socket"
     client = LimitedClient(
         notebook,
+        config=config,
         kernel_name="python3",
         timeout=timeout,
         resources={"metadata": {"path": folder}},
