@@ -10,6 +10,7 @@ import threading
 
 import matplotlib
 import pytest
+import torch
 
 from tests.appended import solutions
 from tests.conftest import BOOK, EDITIONS
@@ -31,6 +32,50 @@ def changed(number, *pairs):
     return answer
 
 
+# each rank copies all stages and computes whole micro-batches, in place of a pipeline
+DATA_PARALLEL = """
+def {name}(rank, stage, m, inputs, targets):
+    n, r = rank.ranks, rank.number
+    others = [other for other in range(n) if other != r]
+    for other in others:
+        for weight in stage.parameters():
+            rank.send(weight, other)
+    stages = []
+    for other in range(n):
+        stages.append(stage if other == r else copy.deepcopy(stage))
+        if other != r:
+            with torch.no_grad():
+                for weight in stages[-1].parameters():
+                    weight.copy_(rank.receive(other))
+    for i in range(m):
+        if r == 0 and i % n:
+            rank.send(inputs[i], i % n)
+        if r == n - 1 and i % n != r:
+            rank.send(targets[i], i % n)
+    for i in range(r, m, n):
+        x = inputs[i] if r == 0 else rank.receive(0)
+        for each in stages:
+            x = each(x)
+        y = targets[i] if r == n - 1 else rank.receive(n - 1)
+        gradient = x.detach().sub(y)
+        del y
+        x.backward(gradient.mul_(2 / gradient.numel() / m))
+        del x, gradient
+
+    def gradients(each):
+        return [torch.zeros_like(w) if w.grad is None else w.grad for w in each.parameters()]
+
+    mine = gradients(stage)
+    for other in others:
+        for gradient in gradients(stages[other]):
+            rank.send(gradient, other)
+        del gradient
+        stages[other] = None
+    for other in others:
+        for gradient in mine:
+            gradient += rank.receive(other)
+    return mine
+"""
 # number of the puzzle -> wrong or wasteful answers, each with words of what the check says
 WRONG = {
     1: [
@@ -73,7 +118,7 @@ def scatter(rank, batch):
     size = math.ceil(len(batch) / rank.ranks)
     return batch[rank.number * size : (rank.number + 1) * size]
 """,
-            "right, but rank 0 sends 2.0 times what is needed",
+            "right, but rank 0 sends 2 times what is needed",
         ),
         (
             """
@@ -109,12 +154,60 @@ def scatter(rank, batch):
 """,
             "TypeError: object of type 'NoneType' has no len()",
         ),
+        # Python numbers in a global
+        (
+            """
+box = {}
+
+
+def scatter(rank, batch):
+    if rank.number == 0:
+        box["batch"] = batch.tolist()
+    batch = torch.tensor(box["batch"])
+    size = math.ceil(len(batch) / rank.ranks)
+    return batch[rank.number * size : (rank.number + 1) * size]
+""",
+            "right, but rank 0 sends only 0 bytes, and any honest way needs at least 80. Where do the numbers come from?",
+        ),
+        (
+            changed(
+                1,
+                (
+                    "rank.send(batch[other * size : (other + 1) * size], other)",
+                    "rank.send(other, batch[other * size : (other + 1) * size])",
+                ),
+            ),
+            "rank 0: TypeError: send(tensor, to) needs a tensor, not int (line ",
+        ),
     ],
     2: [
         # the mean of means
         (
             changed(2, ("gradient * rows", "gradient.clone()"), ("float(rows)", "1.0")),
             "they are the plain mean of the gradients, as if all ranks had the same number of rows",
+        ),
+        # the sum, neither weighted nor divided
+        (
+            changed(2, ("gradient * rows", "gradient.clone()"), ("total / count", "total")),
+            "they are the plain sum of the gradients, without weights",
+        ),
+        (
+            """
+box = {}
+
+
+def mean_gradient(rank, gradient, rows):
+    box[rank.ranks, rank.number] = gradient.tolist(), rows
+    if rank.number > 0:
+        rank.send(torch.ones(0), 0)
+        return None
+    for other in range(1, rank.ranks):
+        rank.receive(other)
+    each = [box[rank.ranks, r] for r in range(rank.ranks)]
+    total = sum(torch.tensor(mean) * its for mean, its in each)
+    return total / sum(its for _, its in each)
+""",
+            "right, but rank 0 sends only 0 bytes, and any honest way needs at least 160. Where",
         ),
         # the sum, not divided
         (changed(2, ("total / count", "total")), "they are 5 times the right ones"),
@@ -132,7 +225,7 @@ def mean_gradient(rank, gradient, rows):
             total, count = total + gradient * rows, count + rows
     return total / count
 """,
-            "right, but rank 0 sends 2.0 times what is needed",
+            "right, but rank 0 sends 2 times what is needed",
         ),
         # takes all gradients before the numbers of rows: they get mixed up
         (
@@ -199,9 +292,28 @@ def add_up(rank, tensor):
         total += rank.receive(other)
     return total
 """,
-            "right, but rank 0 sends 2.0 times what is needed",
+            "right, but rank 0 sends 2 times what is needed",
         ),
         (changed(3, ("return total", "return total / rank.ranks")), "they are 0.5 times the right ones"),
+        # only rank 0 has the sum
+        (
+            """
+def add_up(rank, tensor):
+    if rank.number > 0:
+        rank.send(tensor, 0)
+        return tensor
+    return sum([rank.receive(other) for other in range(1, rank.ranks)], tensor)
+""",
+            "(ranks: 2, numbers: 24): rank 1 returns wrong numbers: they are what rank 1 was given\n",
+        ),
+        # makes the others' numbers anew
+        (
+            """
+def add_up(rank, tensor):
+    return sum(numbers(len(tensor), seed=seed) for seed in range(rank.ranks))
+""",
+            "right, but rank 0 sends only 0 bytes, and any honest way needs at least 96. Where do the numbers come from?",
+        ),
     ],
     4: [
         (SOLUTIONS[3].replace("add_up", "ring"), "times what is needed"),
@@ -215,7 +327,28 @@ def add_up(rank, tensor):
                     "for step in range(n - 2):\n        rank.send(parts[(r + 1",
                 ),
             ),
-            "the largest difference is",
+            "some are sums over only a part of the ranks",
+        ),
+        # off by one in the second half
+        (
+            changed(
+                4,
+                ("rank.send(parts[(r + 1 - step) % n]", "rank.send(parts[(r - step) % n]"),
+                ("parts[(r - step) % n] = rank.receive", "parts[(r - step - 1) % n] = rank.receive"),
+            ),
+            "(ranks: 2, numbers: 6): rank 0 returns wrong numbers: some are sums over only a part of the ranks\n",
+        ),
+        # some are counted twice
+        (
+            changed(4, ("% n] + arrived", "% n] + 2 * arrived")),
+            "numbers: 6): rank 0 returns wrong numbers: 6 of 6 are off, the largest difference is",
+        ),
+        (
+            """
+def ring(rank, tensor):
+    return sum(numbers(len(tensor), seed=seed) for seed in range(rank.ranks))
+""",
+            "right, but rank 0 sends only 0 bytes, and any honest way needs at least 24. Where do the numbers come from?",
         ),
         # the whole tensor goes round
         (
@@ -229,7 +362,7 @@ def ring(rank, tensor):
         total += moving
     return total
 """,
-            "right, but rank 0 sends 1.2 times what is needed",
+            "right, but rank 0 sends 1.25 times what is needed",
         ),
         # receives first
         (
@@ -270,9 +403,9 @@ def ring(rank, tensor):
     5: [
         (
             changed(5, ("len(bucket) == 2", "len(bucket) == 8")),
-            "right, but it takes 1.3 times what is needed: 24 steps",
+            "right, but it takes 1.33 times what is needed: 24 steps",
         ),
-        (changed(5, ("len(bucket) == 2", "True")), "right, but it takes 1.4 times what is needed: 25 steps"),
+        (changed(5, ("len(bucket) == 2", "True")), "right, but it takes 1.39 times what is needed: 25 steps"),
         # a last bucket of two, after two of three
         (
             changed(5, ("len(bucket) == 2", "len(bucket) == 3 or len(waits) == 2 and len(bucket) == 2")),
@@ -298,7 +431,7 @@ def ddp(rank, layers, x, y):
                     "waits.append(partial(lambda a: a, all_reduce(rank, torch.cat(bucket))))",
                 ),
             ),
-            "right, but it takes 1.3 times what is needed: 24 steps",
+            "right, but it takes 1.33 times what is needed: 24 steps",
         ),
         (changed(5, ("(sums / rank.ranks)", "sums")), "they are 3 times the right ones"),
         # every gradient to every rank, which two ranks would not notice
@@ -375,7 +508,7 @@ def ddp(rank, layers, x, y):
     x, y = [all_gather(rank, a.view(-1)).view(-1, 6) for a in (x, y)]
     return list(gradients_of(layers, x, y))
 """,
-            "right, but it takes 1.9 times what is needed",
+            "right, but it takes 1.89 times what is needed",
         ),
         # another backward pass, past the given layers
         (
@@ -390,6 +523,35 @@ def ddp(rank, layers, x, y):
     return list((all_reduce(rank, gradients) / rank.ranks).split(36))
 """,
             "right, but the layers computed for 0 steps instead of 16",
+        ),
+        (
+            """
+def ddp(rank, layers, x, y):
+    return list(gradients_of(layers, x, y))
+""",
+            "(ranks: 3): rank 0 returns wrong numbers for tensor 0: they are the gradients of the rank's own rows only\n",
+        ),
+        (
+            changed(
+                5,
+                (
+                    "rank.start(all_reduce, rank, torch.cat(bucket))",
+                    "rank.start(lambda b: rank.start(all_reduce, rank, b)(), torch.cat(bucket))",
+                ),
+            ),
+            "rank 0: RankError: start cannot be called inside start (line ",
+        ),
+        # all rows on all ranks, past the given layers, which compute for nothing
+        (
+            """
+def ddp(rank, layers, x, y):
+    list(gradients_of([weights.clone() for weights in layers], x, y))
+    output, y = [all_gather(rank, a.view(-1)).view(-1, 6) for a in (x, y)]
+    for weights in layers:
+        output = torch.tanh(output @ weights.requires_grad_().view(6, 6))
+    return list(torch.autograd.grad(loss_of(output, y), layers[::-1]))
+""",
+            "right, but rank 0 sends only 96 bytes, and any honest way needs at least 1,152. Where do the numbers come from?",
         ),
     ],
     6: [
@@ -420,7 +582,61 @@ def sharded_adam(rank, weights, batches):
             changed(6, ("reduce_scatter(rank, gradient) / rank.ranks", "reduce_scatter(rank, gradient)")),
             "they are what Adam makes of the sum of the gradients, not of their mean",
         ),
-        (changed(6, ("enumerate(batches, 1)", "enumerate(batches)")), "2304 of 2304 are nan\n"),
+        (
+            changed(6, ("enumerate(batches, 1)", "enumerate(batches)")),
+            "rank 0: ValueError: steps count from 1, not from 0 (line ",
+        ),
+        (changed(6, ("return weights", "return weights * math.nan")), "2304 of 2304 are nan\n"),
+        # the own rows only: of the own shard, and of all weights
+        (
+            changed(6, ("reduce_scatter(rank, gradient) / rank.ranks", "gradient.chunk(rank.ranks)[rank.number]")),
+            "(ranks: 2): rank 0 returns wrong numbers: they are what Adam makes of each rank's own rows only\n",
+        ),
+        (
+            """
+def sharded_adam(rank, weights, batches):
+    part = weights.double()
+    first, second = torch.zeros_like(part), torch.zeros_like(part)
+    for step, (x, y) in enumerate(batches, 1):
+        adam(part, gradient_of(part.float(), x, y), first, second, step)
+    return part.float()
+""",
+            "(ranks: 2): rank 0 returns wrong numbers: they are what Adam makes of each rank's own rows only\n",
+        ),
+        # not sharded, with an Adam of its own, in place
+        (
+            """
+def sharded_adam(rank, weights, batches):
+    first, second = torch.zeros_like(weights), torch.zeros_like(weights)
+    for step, (x, y) in enumerate(batches, 1):
+        mean = reduce_scatter(rank, gradient_of(weights, x, y)).div_(rank.ranks)
+        mean = all_gather(rank, mean)
+        first.mul_(0.9).add_(mean, alpha=0.1)
+        second.mul_(0.99).addcmul_(mean, mean, value=0.01)
+        mean.copy_(second).div_(1 - 0.99**step).sqrt_().add_(1e-6)
+        weights.addcdiv_(first, mean, value=-0.01 / (1 - 0.9**step))
+        del mean
+    return weights
+""",
+            "right, but rank 0 gives adam only 0 numbers, and any honest way needs at least 864. Use the given adam.\n",
+        ),
+        # not sharded, slice by slice
+        (
+            """
+def sharded_adam(rank, weights, batches):
+    kept = weights, torch.zeros_like(weights), torch.zeros_like(weights)
+    for step, (x, y) in enumerate(batches, 1):
+        mean = all_reduce(rank, gradient_of(weights, x, y)).div_(rank.ranks)
+        for piece, *slices in zip(mean.chunk(8), *[a.chunk(8) for a in kept]):
+            part, first, second = [a.double() for a in slices]
+            adam(part, piece, first, second, step)
+            for old, new in zip(slices, (part, first, second)):
+                old.copy_(new)
+    return weights
+""",
+            "right, but rank 0 gives adam 8 times what is needed: 6,912 numbers, needed 864, allowed 864. "
+            "A rank updates its own shard only.\n",
+        ),
         (changed(6, (".double()", ".clone()")), "TypeError: part, first and second must be float64"),
         (changed(6, ("return weights", "return weights.double()")), "returns torch.float64, not torch.float32"),
         # both averages for all weights
@@ -501,7 +717,7 @@ def sharded_adam(rank, weights, batches):
                 ),
                 ("reduce_scatter(rank, gradient) / rank.ranks", "gradient.chunk(rank.ranks)[rank.number]"),
             ),
-            "right, but it takes 8.0 times what is needed",
+            "right, but it takes 8 times what is needed",
         ),
     ],
     7: [
@@ -540,7 +756,7 @@ def sharded_step(rank, shards, x, y):
                     "all_reduce(rank, of_weights).chunk(rank.ranks)[rank.number].clone()",
                 ),
             ),
-            "right, but rank 0 sends 1.3 times what is needed",
+            "right, but rank 0 sends 1.33 times what is needed",
         ),
         # all rows on all ranks, in place of a reduce-scatter
         (
@@ -552,7 +768,7 @@ def sharded_step(rank, shards, x, y):
                 ),
                 ("reduce_scatter(rank, of_weights) / rank.ranks", "of_weights.chunk(rank.ranks)[rank.number].clone()"),
             ),
-            "right, but it takes 4.0 times what is needed: 96 steps",
+            "right, but it takes 4 times what is needed: 96 steps",
         ),
         (changed(7, ("results[::-1]", "results")), "for tensor 0: the tensors are right, but in a different order"),
         (
@@ -583,7 +799,7 @@ def gpipe(rank, stage, m, inputs, targets):
         backward(rank, *forward(rank, stage, i, m, inputs, targets))
     return [weight.grad for weight in stage.parameters()]
 """,
-            "right, but it takes 2.9 times what is needed: 64 steps, needed 22, allowed 24. "
+            "right, but it takes 2.91 times what is needed: 64 steps, needed 22, allowed 24. "
             "All forward passes first, once each.",
         ),
         # one backward pass for all losses
@@ -619,7 +835,7 @@ def gpipe(rank, stage, m, inputs, targets):
             "RankError: layers cannot run inside start, which is for communication only (line ",
         ),
         (changed(8, (" / m\n", "\n")), "they are 2 times the right ones"),
-        (changed(8, (".requires_grad_()", "")), "TypeError: only tensors can be sent, not None"),
+        (changed(8, (".requires_grad_()", "")), "TypeError: send(tensor, to) needs a tensor, not None"),
         # the whole batch in one piece
         (
             """
@@ -636,23 +852,27 @@ def gpipe(rank, stage, m, inputs, targets):
         rank.send(x.grad, rank.number - 1)
     return [weight.grad for weight in stage.parameters()]
 """,
-            "right, but it takes 2.9 times what is needed: 64 steps",
+            "right, but it takes 2.91 times what is needed: 64 steps",
+        ),
+        (
+            DATA_PARALLEL.format(name="gpipe"),
+            "right, but it takes only 16 steps, and any honest way needs at least 22. A rank runs its own stage only.",
         ),
         # past the stage, so that no step is counted
         (changed(8, ("stage(x)", "nn.Sequential.forward(stage, x)")), "right, but the layers computed for 0 steps"),
     ],
     9: [
-        (changed(8, ("gpipe", "one_f_one_b")), "right, but rank 0 holds 3.0 times what is needed: 12 micro-batches"),
+        (changed(8, ("gpipe", "one_f_one_b")), "right, but rank 0 holds 3 times what is needed: 12 micro-batches"),
         # p + 1 on the first stage, or on each but the last: a stage can hold no more than the one before it
         (
             changed(
                 9, ("rank.ranks - rank.number, []", "rank.ranks - rank.number + (rank.number < rank.ranks - 1), []")
             ),
-            "right, but rank 0 holds 1.2 times what is needed: 5 micro-batches, needed 4, allowed 4.",
+            "right, but rank 0 holds 1.25 times what is needed: 5 micro-batches, needed 4, allowed 4.",
         ),
         (
             changed(9, ("rank.ranks - rank.number, []", "rank.ranks + 1 if rank.number < rank.ranks - 1 else 1, []")),
-            "right, but rank 0 holds 1.2 times what is needed: 5 micro-batches, needed 4, allowed 4.",
+            "right, but rank 0 holds 1.25 times what is needed: 5 micro-batches, needed 4, allowed 4.",
         ),
         # outputs are kept after their backward pass
         (
@@ -693,6 +913,10 @@ def one_f_one_b(rank, stage, m, inputs, targets):
     return [weight.grad for weight in stage.parameters()]
 """,
             "Also, it takes",
+        ),
+        (
+            DATA_PARALLEL.format(name="one_f_one_b"),
+            "right, but it takes only 8 steps, and any honest way needs at least 10. A rank runs its own stage only.",
         ),
         # fewer micro-batches than stages
         (
@@ -1098,8 +1322,17 @@ def receive_from_the_first(rank):
     "function, ranks, words",
     [
         (lambda rank: 1 / (1 - rank.number), 2, "rank 1: ZeroDivisionError: division by zero"),
-        (lambda rank: rank.send("text", 1 - rank.number), 2, "rank 0: TypeError: only tensors can be sent, not str"),
-        (lambda rank: rank.send(None, 2), 2, "rank 0: ValueError: no link to rank 2 of 2"),
+        (
+            lambda rank: rank.send("text", 1 - rank.number),
+            2,
+            "rank 0: TypeError: send(tensor, to) needs a tensor, not str",
+        ),
+        (lambda rank: rank.send(torch.ones(1), 2), 2, "rank 0: ValueError: no link to rank 2 of 2"),
+        (
+            lambda rank: rank.send(1 - rank.number, torch.ones(2)),
+            2,
+            "rank 0: TypeError: send(tensor, to) needs a tensor, not int",
+        ),
         (lambda rank: rank.receive(rank.number), 2, "rank 0: ValueError: no link to rank 0 of 2"),
         (
             receive_from_the_next,
@@ -1159,6 +1392,24 @@ def test_a_run_ends_its_threads(english):
     finished = english["run"](english["exchange"], *[[english["torch"].ones(4)]] * 2)
     assert [result.tolist() for result in finished.results] == [[2.0] * 4] * 2
     assert not threads()
+
+
+def test_a_drawing_says_which_colour_is_which_pass(solved, lesson, edition):
+    """Even where the boxes are too small for their labels; a run without layers has no boxes."""
+    words = {"en": ["forward", "backward"], "zh": ["前向", "反向"]}
+    trial = solved["pipeline_case"](4, 12)
+    finished = solved["run"](solved["one_f_one_b"], *trial.arguments, link=trial.link)
+    for run, expected in ((finished, words[edition]), (lesson["example"], None)):
+        lesson["draw"](run)
+        top, below = lesson["plt"].gcf().axes
+        legend = top.get_legend()
+        assert expected == (legend and [text.get_text() for text in legend.get_texts()])
+        assert len(below.get_legend().get_texts()) == run.size
+        if expected:
+            assert not top.texts
+            boxes = {tuple(box.get_facecolor()[0]) for box in top.collections if len(box.get_paths()) == 1}
+            assert {tuple(handle.get_facecolor()[0]) for handle in legend.legend_handles} <= boxes
+        lesson["plt"].close("all")
 
 
 def test_numbers_of_the_prose(english):
