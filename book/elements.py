@@ -97,7 +97,8 @@ def mark_prediction(paragraph: Any) -> None:
 
 
 def is_code(node: Any) -> bool:
-    return bool(isinstance(node, nodes.container) and node.get("nb_element") == "cell_code")
+    """Whether it is a code cell, or what stands under one: a calculator, a player."""
+    return bool(isinstance(node, nodes.Element) and (node.get("nb_element") == "cell_code" or "kind" in node))
 
 
 def into_box(cell: Any, about: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 
 // What readers have answered: {given: [texts], right: whether all is right}, by lesson and cell, the same in all editions.
 const KEPT = "answer:";
+const DRAFT = "draft:"; // what is written there and not checked yet
 const ALL = "show-all"; // the switch that keeps nothing back
 
 function keptAnswers() {
@@ -34,9 +35,9 @@ function withCommas(text) {
 
 // What one has typed, as entries: numbers where they are some, other words in small letters.
 function entries(text) {
-  const plain = withCommas(text.replace(/\s+%/g, "%").replace(/\s*\/\s*/g, "/").replaceAll("−", "-"))
+  const words = withCommas(text.replace(/\s+%/g, "%").replace(/\s*\/\s*/g, "/").replaceAll("−", "-"))
     .replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1,").replace(/torch\.Size/gi, "");
-  return plain.split(/[\s,[\](){}"'“”]+/).filter(Boolean).map((word) => {
+  return words.split(/[\s,[\](){}"'“”]+/).filter(Boolean).map((word) => {
     const [, above, below] = /^(-?[\d.]+)\/([\d.]+)$/.exec(word) ?? [];
     const number = below ? above / below : Number(word.replace(/%$/, "")) / (word.endsWith("%") ? 100 : 1);
     return Number.isFinite(number) ? number : word.toLowerCase();
@@ -47,13 +48,21 @@ function entries(text) {
 // 0.72 GB where MB are asked for; 25% is a quarter. 163,840 is one number, "three" is 3, and "none" is 0.
 function bare(text, kind, asked) {
   if (kind === "list") return withCommas(text).split(",").map((entry) => bare(entry, "entry", asked)).join(",");
-  const [, numbers, word] = /^\s*\p{L}*\s*([^\p{L}]*[\d)\]])\s*(\p{L}*)\s*$/u.exec(text) ?? [];
+  const inside = text.replace(/[[\](){}]/g, " ").trim();
+  const [, numbers, word] = /^\p{L}*\s*([^\p{L}]*\d)\s*(\p{L}*|×)$/u.exec(inside) ?? [];
   const size = /^([kmgt]i?b?|[千万亿].*)$/i.test(word ?? "") && !asked.split(/[^\p{L}]+/u).includes(word);
-  const plain = numbers === undefined || size ? text : numbers;
-  const named = say("numerals").split(" ").indexOf(plain.trim().toLowerCase());
+  const number = numbers === undefined || size ? inside : numbers;
+  const named = numeral(number);
   if (named >= 0) return String(named);
-  if (kind === "entry") return plain;
-  return isNone(plain) ? "0" : plain.replace(/,(?=\d{3}(?!\d))/g, "");
+  if (kind === "entry") return number;
+  return isNone(number) ? "0" : number.replace(/,(?=\d{3}(?!\d))/g, "");
+}
+
+// The number that a word means, or -1. Chinese leaves no space around it: 第三步, 两台.
+function numeral(text) {
+  const all = say("numerals").split(" ").map((each) => each.split("|"));
+  const near = `(?:(?!${all.flat().join("|")}|[百千万亿])\\p{Script=Han})?`;
+  return all.findLastIndex((each) => new RegExp(`^${near}(?:${each.join("|")})${near}$`, "iu").test(text));
 }
 
 const isNone = (text) => say("zero").split(" ").includes(text.trim().toLowerCase());
@@ -66,10 +75,17 @@ function same(given, truth) {
   return String(given) === String(truth).toLowerCase();
 }
 
-// Words without what stands between them: DBAC is D, B, A, C.
-const squeezed = (words) => [words].flat().join("").toLowerCase().replace(/[^\p{L}\d_]/gu, "");
+// Words without what stands between them: DBAC is D, B, A, C, and "parallel apply" is parallel_apply.
+const squeezed = (words) => [words].flat().join("").toLowerCase().replace(/[^\p{L}\d]/gu, "");
 
-const rounded = (number) => String(Number.isInteger(number) ? number : Number(number.toPrecision(4)));
+const rounded = (number) => String(Math.abs(number) >= 1000 ? Math.round(number) : Number(number.toPrecision(4)));
+
+// The same text in other ways of writing: 2,667 for 2.667, and 30 × 3, 10 for 30, 30, 30, 10.
+const otherwise = { number: (text) => text.replace(/^(\d+),(\d+)$/, "$1.$2"), list: repeated };
+
+function repeated(text) {
+  return text.replace(/(\d+)\s*[x×*]\s*(\d\d?)(?!\d)/gi, (_, entry, times) => Array(Number(times)).fill(entry).join());
+}
 
 function shown(value) {
   if (Array.isArray(value)) return value.map(shown).join(", ") || "[]";
@@ -79,12 +95,14 @@ function shown(value) {
 // What is to be said of an answer: {words, right}, or {problem} if it cannot be read. `it` is the truth in words.
 function judged({ kind, right }, written, exercise, it, asked) {
   const [truth] = right;
-  const text = written.normalize("NFKC");
+  const text = plain(written);
   if (!text.trim()) return exercise ? { problem: say("empty"), empty: true } : { words: say("none", { truth: it }), none: true };
   const letters = kind === "list" && truth.every((each) => /^[A-Z]$/.test(each)); // then BD is B, D
   const counts = kind === "number" || (kind === "list" && typeof truth[0] === "number");
   const read = kind === "list" && isNone(text) ? "" : counts ? bare(text, kind, asked) : text;
-  const given = entries(read).flatMap((word) => (letters ? [...String(word)] : [word]));
+  const typed = entries(read).flatMap((word) => (letters ? [...String(word)] : [word]));
+  const other = counts ? entries(otherwise[kind](text)) : [];
+  const given = right.some((each) => matches(kind, other, each)) ? other : typed;
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
     return { problem: say("numbers") };
@@ -103,13 +121,13 @@ function judged({ kind, right }, written, exercise, it, asked) {
   if (inPlace || (exercise && sameLength && right.length === 1)) {
     return { words: say(exercise ? "listNotYet" : "list", { truth: it, count: truth.length, same: inPlace }) };
   }
-  if (kind === "list" && !exercise) return { words: say("otherList", { truth: it, given: text.trim() }) };
+  if (kind === "list" && !exercise) return { words: say("otherList", { truth: it, given: written.trim() }) };
   if (kind === "list" && right.length === 1) return { words: say("length", { count: truth.length, given: given.length }) };
   return { words: exercise ? say("notYet") : say("wrong", { truth: it }) };
 }
 
 function matches(kind, given, truth) {
-  if (kind === "number") return same(given[0], truth);
+  if (kind === "number") return given.length === 1 && same(given[0], truth);
   const expected = kind === "list" ? truth : entries(String(truth));
   return expected.length === given.length && expected.every((each, i) => same(given[i], each));
 }
@@ -146,29 +164,49 @@ class AskBox extends HTMLElement {
       status.textContent = this.exercise ? "" : say("again");
       return;
     }
+    kept.write(DRAFT + this.name, null);
     const right = verdicts.every((each) => each.right) || kept.read(KEPT + this.name)?.right === true;
     const isKept = kept.write(KEPT + this.name, { given, right });
-    status.textContent = isKept ? "" : say("notKept");
+    status.textContent = isKept ? this.before(verdicts) : say("notKept");
     this.open();
   }
 
-  // From a field that is filled in: the next one that is not.
+  // From a field that is filled in: the next question that has no answer yet.
   nextEmpty(field) {
-    const inputs = this.questions.map((each) => each.inputs[0]);
-    const later = inputs.slice(inputs.indexOf(field) + 1);
-    return field.value.trim() && later.find((each) => each.type === "text" && !each.value.trim());
+    const questions = this.questions;
+    const place = questions.findIndex(({ inputs }) => inputs.includes(field));
+    const empty = this.given().findIndex((text, i) => i > place && !text.trim());
+    return field.value.trim() && questions[empty]?.inputs[0];
   }
 
-  // What has been answered before, here or in another tab.
+  // What has been answered before, here or in another tab, or only been written.
   restore() {
-    const given = kept.read(KEPT + this.name)?.given;
-    if (!Array.isArray(given)) return;
+    const [draft, given] = [kept.read(DRAFT + this.name), kept.read(KEPT + this.name)?.given];
+    const texts = draft ?? given;
+    if (!Array.isArray(texts)) return;
     this.questions.forEach(({ inputs }, i) => {
-      if (inputs[0].type !== "radio") inputs[0].value = given[i] ?? "";
-      for (const each of inputs) each.checked = each.value === given[i];
+      if (inputs[0].type !== "radio") inputs[0].value = texts[i] ?? "";
+      for (const each of inputs) each.checked = each.value === texts[i];
     });
-    this.judge(this.given());
-    this.open();
+    const status = this.querySelector(".ask-buttons [role=status]");
+    if (!draft) status.textContent = this.before(this.judge(texts));
+    if (given) this.open();
+  }
+
+  // What is said where a solved exercise is wrong now.
+  before(verdicts) {
+    const solved = this.exercise && kept.read(KEPT + this.name)?.right === true;
+    return solved && !verdicts.every(({ right }) => right) ? say("before") : "";
+  }
+
+  // What was said of an answer is not said of the one that takes its place.
+  change(field) {
+    const { inputs, verdict, hint } = this.questions.find((each) => each.inputs.includes(field));
+    for (const input of inputs) input.ariaInvalid = null;
+    Object.assign(verdict, { textContent: "", className: "ask-verdict" });
+    for (const each of [hint, this.querySelector("form > .ask-hint")]) if (each) each.hidden = true;
+    this.querySelector(".ask-buttons [role=status]").textContent = "";
+    kept.write(DRAFT + this.name, this.given());
   }
 
   judge(given) {
@@ -273,6 +311,7 @@ class KeptAnswers extends HTMLElement {
   put(text) {
     const answers = Object.entries(fromFile(text));
     const written = answers.map(([name, { given, right }]) => {
+      kept.write(DRAFT + name, null);
       return kept.write(KEPT + name, { given, right: right === true || kept.read(KEPT + name)?.right === true });
     });
     const words = answers.length === 0 ? "noAnswers" : written.every(Boolean) ? "brought" : "notKept";
@@ -281,7 +320,7 @@ class KeptAnswers extends HTMLElement {
 
   erase() {
     if (!confirm(say("erase"))) return;
-    for (const name of Object.keys(keptAnswers())) localStorage.removeItem(KEPT + name);
+    for (const key of kept.keys().filter((key) => key.startsWith(KEPT) || key.startsWith(DRAFT))) localStorage.removeItem(key);
     this.tell(say("erased"));
   }
 
@@ -322,6 +361,7 @@ addEventListener("DOMContentLoaded", () => {
 addEventListener("hashchange", showTarget);
 addEventListener("storage", update);
 document.addEventListener("beforematch", ({ target }) => target.closest("answer-part")?.show(true));
+document.addEventListener("input", ({ target }) => target.closest("ask-box")?.change(target));
 document.addEventListener("submit", (event) => {
   const box = event.target.closest("ask-box");
   if (!box) return;

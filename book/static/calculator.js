@@ -17,9 +17,16 @@ class LessonCalculator extends HTMLElement {
     const values = addressOf(this);
     if (!values) return false;
     this.put(Object.fromEntries(values));
+    if (this.form.elements.preset) this.form.elements.preset.value = this.known();
     this.update();
-    this.scrollIntoView({ behavior: "instant" });
+    arrive(this);
     return true;
+  }
+
+  // The name of the known example that the fields show, if they do.
+  known() {
+    const shown = ([name, value]) => this.valueOf(this.form.elements[name]) === value;
+    return Object.keys(this.presets).find((name) => Object.entries(this.presets[name]).every(shown)) ?? "";
   }
 
   put(values) {
@@ -50,9 +57,11 @@ class LessonCalculator extends HTMLElement {
   // NaN is what does not count: no number, too small or too large, or not whole where it must be.
   valueOf(input) {
     if (input.type === "checkbox") return input.checked;
-    const text = input.value.normalize("NFKC").trim().replace(/,(?=\d{3}(?!\d))/g, "");
+    const text = plain(input.value).trim().replace(/,(?=\d{3}(?!\d))/g, "");
     if (input.tagName === "SELECT") return Number.isNaN(Number(text)) ? text : Number(text);
-    const number = text ? Number(text) : NaN;
+    // 70B, 80 GB and 4096 rows, where the name of the field says so; but not 700M for 0.7 billion.
+    const [, digits, unit] = /^(.*\d)\s*(\p{L}+)$/u.exec(text) ?? [];
+    const number = text ? Number(nameOf(input).split(/[^\p{L}]+/u).includes(unit) ? digits : text) : NaN;
     return this.counts(number, input) ? number : NaN;
   }
 

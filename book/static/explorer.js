@@ -22,8 +22,7 @@ class SplitExplorer extends HTMLElement {
     const linked = this.readAddress();
     this.build();
     this.fill();
-    // When all is loaded: figures above would push the explorer away again.
-    if (linked) addEventListener("load", () => this.scrollIntoView({ behavior: "instant" }));
+    if (linked) arrive(this);
     addEventListener("hashchange", () => this.readAddress() && this.fill());
     this.said = this.sentence(); // only changes are read aloud
   }
@@ -125,7 +124,11 @@ class SplitExplorer extends HTMLElement {
   show() {
     const { rows, gpus, dim } = this.state;
     const { words } = this;
-    for (const key of ["rows", "gpus"]) this.fields[key].slider.value = this.state[key];
+    for (const key of ["rows", "gpus"]) {
+      const { slider } = this.fields[key];
+      slider.max = this.state[key] > SLIDER[key] ? MOST[key] : SLIDER[key];
+      slider.value = this.state[key];
+    }
     const what = dim === 0 ? words.rows : words.columns;
     this.fields.rows.name.textContent = what;
     this.fields.rows.slider.setAttribute("aria-label", what);
@@ -171,7 +174,7 @@ class SplitExplorer extends HTMLElement {
     const { words } = this;
     this.table.replaceChildren();
     const head = add(add(this.table, "thead"), "tr");
-    for (const title of words.table) add(head, "th", { scope: "col" }, title);
+    for (const title of this.state.dim === 0 ? words.tableOfRows : words.tableOfColumns) add(head, "th", { scope: "col" }, title);
     const body = add(this.table, "tbody");
     let start = 0;
     for (let gpu = 0; gpu < gpus; gpu++) {

@@ -37,7 +37,7 @@ class StepPlayer extends HTMLElement {
     if (!values) return;
     const step = Math.round(Number(values.get("step"))) || 1;
     this.show(Math.min(Math.max(step, 1), this.steps.length) - 1);
-    this.scrollIntoView({ behavior: "instant" });
+    arrive(this);
   }
 
   go(at) {
@@ -51,7 +51,8 @@ class StepPlayer extends HTMLElement {
     const { sentence, line, held } = this.steps[at];
     this.querySelector(".player-line code").textContent = line;
     this.querySelector(".player-sentence").textContent = sentence;
-    this.querySelector(".player-count").textContent = `${at + 1} / ${this.steps.length}`;
+    const count = this.querySelector(".player-count");
+    count.textContent = filled(count.dataset.words, { at: at + 1, all: this.steps.length });
     [...this.querySelectorAll(".player-devices section")].forEach((box, i) => {
       box.lastChild.replaceChildren();
       const earlier = before[i].split(" ");

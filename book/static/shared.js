@@ -11,6 +11,12 @@ Object.assign(globalThis, {
     return sentence.replace(/%\((\w+)\)s/g, (_, name) => values[name]).replace("%%", "%");
   },
 
+  // What a Chinese keyboard writes, as others do: 【2，6】, 0。5, ②③, 8÷3, and a full stop at the end.
+  plain(text) {
+    const apart = text.replace(/[①-⑳]/g, " $& ").normalize("NFKC").replace(/(\d)。(?=\d)/g, "$1.");
+    return apart.replace(/。\s*$/, "").replaceAll("【", "[").replaceAll("】", "]").replaceAll("÷", "/");
+  },
+
   // A new element at the end of another.
   add(parent, tag, attributes = {}, text = "") {
     const element = document.createElement(tag);
@@ -24,6 +30,12 @@ Object.assign(globalThis, {
   addressOf({ id }) {
     const [name, query] = location.hash.slice(1).split("?");
     return name === id && query ? new URLSearchParams(query) : null;
+  },
+
+  // Shows what an address leads to: now, and when all above it has its size.
+  arrive(element) {
+    element.scrollIntoView({ behavior: "instant" });
+    if (document.readyState !== "complete") addEventListener("load", () => element.scrollIntoView({ behavior: "instant" }));
   },
 
   // An address that one can send to others.

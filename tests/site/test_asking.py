@@ -138,8 +138,8 @@ def test_a_whole_number_is_shown_whole(visit):
         ("15_splitting_layers", "one-piece", "25%", "Right."),
         ("15_splitting_layers", "one-piece", "1 / 4", "Right."),
         ("09_cost", "exercise-1", "720 MB", "Right."),
-        ("09_cost", "exercise-1", "0.72 GB", "This is no number. Write one such as 4 or 0.25."),
-        ("13_memory", "exercise-2", "4k", "This is no number. Write one such as 4 or 0.25."),
+        ("09_cost", "exercise-1", "0.72 GB", "Write a number such as 17 or 2.5, in the unit that is asked for."),
+        ("13_memory", "exercise-2", "4k", "Write a number such as 17 or 2.5, in the unit that is asked for."),
     ],
 )
 def test_units(visit, lesson, cell, text, words):
@@ -149,17 +149,73 @@ def test_units(visit, lesson, cell, text, words):
     assert said(page, name) == [words]
 
 
+def test_what_stands_after_a_calculator_is_kept_back_with_the_answer(visit):
+    """Lesson 16 said which tool holds 7 billion parameters under the box that asked for it."""
+    page, name = visit("en/16_choose.html"), "16_choose/table"
+    words = page.get_by_text("so the answer is FSDP2")
+    assert words.count() == 1 and not words.is_visible()
+    box(page, name).locator(".ask-button").click()
+    assert words.is_visible() and page.locator("#calculator-table").is_visible()
+
+
 def test_what_is_nearly_right_is_told_exactly(visit):
     page, name = visit("en/06_gradients.html"), "06_gradients/means-by-hand"
     answer(page, "2", "2.7", name=name)
     assert said(page, name) == ["Right.", "Right: it is 2.667."]
 
 
-@pytest.mark.parametrize("texts", [("6, 7", "none"), ("six, 7", "Zero")])
-def test_numbers_in_words(visit, texts):
-    page, name = visit("en/14_sharding.html"), "14_sharding/rows"
+@pytest.mark.parametrize(
+    "edition, texts",
+    [
+        ("en", ("6, 7", "none")),
+        ("en", ("six, 7", "Zero")),
+        ("zh", ("【６，七】", "0。")),
+        ("zh", ("第六行、第七行。", "零行")),
+        ("zh", ("⑥⑦", "没有")),
+    ],
+)
+def test_numbers_in_words_and_as_a_chinese_keyboard_writes_them(visit, edition, texts):
+    page, name = visit(f"{edition}/14_sharding.html"), "14_sharding/rows"
     answer(page, *texts, name=name)
-    assert said(page, name) == ["Right.", "Right."]
+    assert {*said(page, name)} == {{"en": "Right.", "zh": "答对了。"}[edition]}
+
+
+@pytest.mark.parametrize(
+    "lesson, cell, texts, words",
+    [
+        ("06_gradients", "means-by-hand", ("2", "2,667"), "Right."),
+        ("06_gradients", "means-by-hand", ("2", "2。667"), "Right."),
+        ("06_gradients", "means-by-hand", ("2", "8÷3"), "Right."),
+        ("02_random_dataset", "loader-run", ("30 × 3, 10",), "Right."),
+        ("02_random_dataset", "loader-run", ("30*3, 10",), "Right."),
+        ("05_four_steps", "noting-network", ("scatter, replicate, parallel apply, gather", "scatter"), "Right."),
+    ],
+)
+def test_other_ways_to_write_what_is_right(visit, lesson, cell, texts, words):
+    page, name = visit(f"en/{lesson}.html"), f"{lesson}/{cell}"
+    answer(page, *texts, name=name)
+    box(page, name).locator(".ask-button").click()
+    assert said(page, name)[: len(texts)] == [*["Right."] * (len(texts) - 1), words]
+
+
+def test_what_was_said_of_an_answer_is_not_said_of_another(visit):
+    """A wrong choice stood beside "Right." until the button was pressed."""
+    page = visit("en/04_data_parallel.html")
+    answer(page, "15, 15", "5, 5")
+    first = box(page).locator("input").first
+    first.fill("15, 14")
+    assert said(page) == ["", "Right."]
+    page.reload()
+    assert first.input_value() == "15, 14" and said(page) == ["", ""], "what is not checked yet is kept, too"
+    first.press("Enter")
+    assert said(page) == ["It is 15, 15; you have 1 of 2 in place.", "Right."]
+
+
+def test_enter_goes_on_to_a_choice(visit):
+    page, name = visit("en/08_inputs_outputs.html"), "08_inputs_outputs/show-kinds"
+    answer(page, "2, 3", name=name)
+    assert {*said(page, name)} == {""}
+    assert page.evaluate("document.activeElement.type") == "radio"
 
 
 def test_what_was_solved_once_stays_solved(visit, html):
@@ -169,6 +225,7 @@ def test_what_was_solved_once_stays_solved(visit, html):
     box(page, name).locator("input").fill("13")
     page.keyboard.press("Enter")
     assert said(page, name) == ["Not yet: too small."]
+    assert box(page, name).get_by_text("You have solved this before").is_visible()
     page.goto(f"{html.as_uri()}/en/index.html")
     assert page.get_by_text("1 of 3 exercises on the page solved").is_visible()
 
@@ -178,12 +235,14 @@ def test_what_was_solved_once_stays_solved(visit, html):
     [
         ("06_gradients/equal-chunks", "en", ("3, 2", "8 and 2")),
         ("06_gradients/equal-chunks", "zh", ("3、2", "8和2")),
+        ("10_distributed/exercise-1", "zh", ("0、2、6",)),
+        ("16_choose/run-both", "en", ("8, 3, 2",)),
         ("06_gradients/counted-rows", "en", ("D and B",)),
         ("06_gradients/counted-rows", "zh", ("bd",)),
     ],
 )
 def test_where_order_means_nothing_any_order_is_right(visit, name, edition, texts):
-    page = visit(f"{edition}/06_gradients.html")
+    page = visit(f"{edition}/{name.split('/')[0]}.html")
     answer(page, *texts, name=name)
     assert {*said(page, name)} == {{"en": "Right.", "zh": "答对了。"}[edition]}
 
@@ -198,7 +257,7 @@ def test_where_order_means_nothing_any_order_is_right(visit, name, edition, text
         ("第14个", "Right."),
         ("0", "Not yet: too small."),
         ("50", "Not yet: too large."),
-        ("14 of 64", "This is no number. Write one such as 4 or 0.25."),
+        ("14 of 64", "Write a number such as 17 or 2.5, in the unit that is asked for."),
         ("", "Nothing is answered yet."),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_part_is_not_more_than_the_whole(visit):
     """With 20 of 16 bytes, DDP took 254 GB, and nothing was said."""
     box = visit("en/13_memory.html").locator("#calculator-yours")
     box.locator('input[name="gradient"]').fill("20")
-    said = "Of these, bytes of the gradient (0 if there is none): write a whole number from 0 to 16."
+    said = "Of these, bytes of the gradient (0 if there is none): write a number from 0 to 16."
     assert box.locator('[role="alert"]').inner_text() == said
     box.locator('input[name="bytes_each"]').fill("24")
     assert box.locator('[role="alert"]').inner_text() == ""
@@ -98,7 +98,7 @@ def test_a_part_is_not_more_than_the_whole(visit):
     [
         ("80", "FSDP2, FSDP2 with offload"),
         ("24", "FSDP2 with offload"),
-        ("8", "nothing; try fewer rows, or checkpointing"),
+        ("8", "nothing; try more GPUs, fewer rows, or checkpointing"),
     ],
 )
 def test_what_fits_is_said(visit, memory, fits):
@@ -135,6 +135,31 @@ def test_no_number_is_so_large(visit, edition, said):
 def test_the_number_beside_the_tool_is_the_one_it_goes_by(visit, situation, tool, each):
     box = visit(f"en/16_choose.html#calculator-table?{situation}").locator("lesson-calculator")
     assert box.locator("dd").all_inner_texts()[:3] == [tool, each, "72 GB"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_address_leads_to_its_calculator_and_names_the_known_example(visit, width):
+    """At 1280 px, the first fields were above the window; and ResNet-50 was "your own"."""
+    values = "weights=102.2&flop=24.3&operators=227&row_in=602&row_out=4&rate=100&gpus=4&rows=7000"
+    page = visit(f"en/09_cost.html#calculator-your-model?{values}", viewport={"width": width, "height": 900})
+    page.wait_for_load_state("load")
+    box = page.locator("lesson-calculator")
+    page.wait_for_timeout(300)
+    assert 0 <= box.bounding_box()["y"] < 150
+    assert box.locator("select").input_value() == "ResNet-50"
+
+
+@pytest.mark.parametrize("text, counts", [("80 GB", True), ("８０", True), ("80。5", True), ("80 TB", False)])
+def test_a_number_with_the_unit_of_its_field(visit, text, counts):
+    box = visit("zh/13_memory.html").locator("#calculator-yours")
+    box.locator('input[name="memory"]').fill(text)
+    assert (box.locator('[role="alert"]').inner_text() == "") == counts
+
+
+def test_a_table_without_rows_is_not_shown(visit):
+    box = visit("en/09_cost.html").locator("lesson-calculator")
+    box.locator("select").select_option("tiny")
+    assert not box.locator(".calculator-table").is_visible()
 
 
 def test_an_old_address_may_choose_what_there_is_no_more(visit):

@@ -20,6 +20,14 @@ def test_explorer_follows_the_law(visit):
             assert splits[rows - 1][gpus - 1] == [len(chunk) for chunk in torch.ones(rows).chunk(gpus)]
 
 
+def test_the_slider_knows_numbers_beyond_its_fine_part(visit):
+    """From 4096 rows, one step to the right and back led to 255."""
+    page = visit("en/explorer.html#rows=4096&gpus=8")
+    slider = page.locator("split-explorer input[type=range]").first
+    slider.press("ArrowLeft")
+    assert page.locator("split-explorer input[type=number]").first.input_value() == "4095"
+
+
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_lesson_asks_who_gets_which_rows_before_the_explorer_tells(visit, edition):
     page = visit(f"{edition}/04_data_parallel.html")
@@ -111,7 +119,7 @@ def test_explorer_says_once_what_has_changed(visit):
     assert status.inner_text() == ""
     page.locator("split-explorer input[type=number]").first.fill("255")
     page.wait_for_url("**#rows=255*")
-    assert status.inner_text() == "255 on 8 GPUs: chunks of 32, the last one of 31; 8 GPUs at work."
+    assert status.inner_text() == "A size of 255, GPUs: 8. Chunks of 32, the last one of 31. GPUs at work: 8."
     assert page.get_by_text("Used: 255 / (8 × 32) = 99.6 %").is_visible()
 
 
