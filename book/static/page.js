@@ -13,18 +13,20 @@ const PLACES = 'div[id^="cell-"], :is(h1, h2, h3, h4)[id], dt span[id]';
 
 function place() {
   if (new URLSearchParams(location.hash.slice(1)).has("rows")) return location.hash; // the split explorer's
-  const played = location.hash.includes("?") && document.getElementById(location.hash.slice(1).split("?")[0]);
-  if (played) {
-    const { top, bottom } = played.getBoundingClientRect();
-    if (top < innerHeight && bottom > 0) return location.hash; // a step, or a calculator's numbers, in view
-  }
+  // On a narrow screen, a bar at its top hides what is under it.
+  const bar = document.querySelector(".mobile-header").getBoundingClientRect().bottom;
+  const named = document.getElementById(location.hash.slice(1).split("?")[0])?.getBoundingClientRect();
+  if (named && named.top < innerHeight && named.bottom > bar) return location.hash; // in view; a step or numbers, too
   if (scrollY < 100) return "";
-  const above = [...document.querySelectorAll("article")].flatMap((article) =>
-    [...article.querySelectorAll(PLACES)].filter(
-      (mark) => !mark.closest("[hidden]") && mark.getBoundingClientRect().top < innerHeight / 3,
-    ),
+  const places = [...document.querySelectorAll("article")].flatMap((article) =>
+    [...article.querySelectorAll(PLACES)]
+      .filter((mark) => !mark.closest("[hidden]"))
+      .map((mark) => ({ id: mark.id, top: Math.ceil(mark.getBoundingClientRect().top) })),
   );
-  return above.length ? `#${above.at(-1).id}` : "";
+  // What begins first in the upper half of the screen, or else what one is in the middle of.
+  const first = places.find(({ top }) => top >= bar && top < innerHeight / 2);
+  const here = first ?? places.filter(({ top }) => top < bar).at(-1);
+  return here ? `#${here.id}` : "";
 }
 
 for (const link of document.querySelectorAll("a[data-edition]")) {

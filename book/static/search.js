@@ -11,10 +11,23 @@ const state = document.querySelector("#search-state");
 const list = document.querySelector("#search-results");
 const words = state.dataset;
 
+// What readers write in many ways, and the book in one: of the page's language.
+const WRITTEN = words.written.split("\n").map((line) => line.split(" → ")).map(([way, word]) => [new RegExp(way, "g"), word]);
+// An exercise with its number is one thing to look for; Chinese words have no spaces between them.
+const ANY = /[\u3400-\u9fff]+|[^\u3400-\u9fff\s,;:"'“”‘’()[\]{}<>?!，。；：？！、（）]+/;
+const PART = new RegExp(`${words.exercise} \\d+|${ANY.source}`, "g");
+const NUMBERED = new RegExp(`${words.exercise} \\d+[.（：]`, "i");
+
+// A lesson is also found by its name in the table of lessons, which its title, a question, does not have.
+const topics = new URLSearchParams(words.topics);
+
 const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts]) =>
   parts
     .filter(([, , text]) => text)
-    .map(([anchor, title, text, index]) => {
+    .map(([anchor, title, text, aliases], at) => {
+      const topic = at ? "" : (topics.get(name) ?? "");
+      const exercise = NUMBERED.test(text) ? words.exercise : ""; // whatever the title of its section is
+      const index = [topic, exercise, aliases].join("; ");
       const texts = Object.entries({ title, text, index, page, all: `${title} ${index} ${text}` });
       const lower = Object.fromEntries(texts.map(([where, text]) => [where, text.toLowerCase()]));
       return { url: `${name}.html#${anchor}`, page, title, text, lower };
@@ -24,9 +37,10 @@ const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts]) =>
 function search() {
   const typed = input.value.trim().normalize("NFKC").toLowerCase();
   const query = spelt(typed);
-  const parts = partsOf(query);
+  const meant = WRITTEN.reduce((text, [way, word]) => text.replace(way, word), query);
+  const parts = partsOf(meant);
   history.replaceState(null, "", typed ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
-  const results = found(query, parts);
+  const results = found(meant, parts);
   const near = query === typed ? "" : filled(words.near, { query });
   state.textContent = query && near + (results.length ? told(results.length) : words.none);
   const names = parts.flatMap((part) => part.names);
@@ -101,9 +115,9 @@ function partsOf(query) {
     rest = rest.replace(name, " ");
     if (!asked.includes(names)) asked.push(names);
   }
-  for (const part of rest.match(/[\u3400-\u9fff]+|[^\u3400-\u9fff\s,;:"'“”‘’()[\]{}<>?!，。；：？！、（）]+/g) ?? []) {
-    const mixed = part.match(/[a-z_]+|\d+/g); // GPU100%, LSTM2
-    if (!CHINESE.test(part) && mixed?.length > 1 && !spread([part])) {
+  for (const part of rest.match(PART) ?? []) {
+    const mixed = part.match(/[\u3400-\u9fff]+|[a-z_]+|\d+/g); // GPU100%, LSTM2
+    if (mixed?.length > 1 && !spread([part])) {
       asked.push(...mixed.map((piece) => [stem(piece)]));
       continue;
     }

@@ -98,6 +98,39 @@ def test_language_link_leads_to_the_same_place(visit, anchor):
     page.wait_for_url(f"**/zh/04_data_parallel.html#{anchor}")
 
 
+# The top of an element, and the end of the bar that a narrow screen has above the page.
+TOPS = "id => [`#${id}`, '.mobile-header'].map(each => document.querySelector(each).getBoundingClientRect())"
+
+
+@pytest.mark.parametrize("size", [(390, 844), (1280, 900)], ids=str)
+@pytest.mark.parametrize("edition, other", [("en", "zh"), ("zh", "en")])
+@pytest.mark.parametrize(
+    "address", ["glossary.html#term-virtual-rank", "glossary.html#term-activation", "09_cost.html#cost-break-even"]
+)
+def test_language_link_keeps_the_place_that_the_address_names(visit, address, edition, other, size):
+    """The other edition showed a later one, and what one had looked up was above the screen."""
+    page = visit(f"{edition}/{address}", viewport=dict(zip(("width", "height"), size, strict=True)))
+    page.locator(f"a[data-edition={other}]:visible").first.click()
+    page.wait_for_url(f"**/{other}/{address}")
+    named, bar = page.evaluate(TOPS, address.partition("#")[2])
+    assert bar["bottom"] <= named["top"] < size[1] / 2
+
+
+@pytest.mark.parametrize("size", [(390, 844), (1280, 900)], ids=str)
+@pytest.mark.parametrize("edition, other", [("en", "zh"), ("zh", "en")])
+def test_language_link_leads_to_the_first_place_in_view(visit, edition, other, size):
+    """It is what the address names no more, but neither is it the last of several."""
+    page = visit(f"{edition}/glossary.html#term-fsdp", viewport=dict(zip(("width", "height"), size, strict=True)))
+    _, bar = page.evaluate(TOPS, "term-activation")
+    page.evaluate(
+        "below => scrollBy({top: document.getElementById('term-activation').getBoundingClientRect().top - below,"
+        " behavior: 'instant'})",
+        bar["bottom"] + 5,
+    )
+    page.locator(f"a[data-edition={other}]:visible").first.click()
+    page.wait_for_url(f"**/{other}/glossary.html#term-activation")
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_language_link_is_in_view_wherever_one_reads(visit, width):
     page = visit("zh/09_cost.html", viewport={"width": width, "height": 800}, reduced_motion="reduce")
@@ -129,7 +162,7 @@ def test_language_link_keeps_the_step_in_view(visit):
     page = visit("zh/05_four_steps.html#player-recorded-call?step=3")
     page.locator("a[data-edition=en]:visible").first.click()
     page.wait_for_url("**/en/05_four_steps.html#player-recorded-call?step=3")
-    assert page.locator("#player-recorded-call .player-count").inner_text().startswith("3 /")
+    assert page.locator("#player-recorded-call .player-count").inner_text() == "picture 3 of 5"
     page.evaluate("scrollTo(0, 0)")
     page.locator("a[data-edition=zh]:visible").first.click()
     page.wait_for_url("**/zh/05_four_steps.html")
