@@ -462,5 +462,5 @@ def test_a_difference_that_lesson_4_names(row):
 
 def test_lesson_4_names_these_differences():
     (text,) = [cell.source for cell in BOOK.page("en/04_data_parallel").cells if cell.id == "not-a-gpu"]
-    table = text.partition("|---|---|---|\n")[2].partition("\n\n")[0]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()] == list(DIFFERENCES)
+    rows = [row for table in text.split("|---|---|---|\n")[1:] for row in table.partition("\n\n")[0].splitlines()]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(DIFFERENCES)

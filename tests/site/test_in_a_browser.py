@@ -83,7 +83,7 @@ def test_cheat_sheet_is_one_page_and_right(visit, edition):
         page.pdf(format="A4", margin=dict.fromkeys(("top", "bottom", "left", "right"), "10mm")).count(b"/Type /Page\n")
         == 1
     )
-    examples = re.findall(r"^(\[.*\])  # (\[.*\])$", page.locator("article").inner_text(), re.MULTILINE)
+    examples = re.findall(r"^(\[.*\])\n# (\[.*\])$", page.locator("article").inner_text(), re.MULTILINE)
     assert len(examples) == 2
     for code, result in examples:
         assert eval(code, {"torch": torch}) == eval(result)
