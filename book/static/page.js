@@ -76,10 +76,10 @@ for (const link of document.querySelectorAll('article a[href*="#"]:not(.headerli
   addEventListener("scroll", hide, { passive: true });
 }
 
-// Code that is wider than the page can be scrolled by keyboard, and only such code is a stop for it.
+// Code that is wider than the page, or an output that is long, can be scrolled by keyboard, and only that is a stop for it.
 function reachable() {
   for (const box of document.querySelectorAll("article pre, article .table-wrapper")) {
-    box.tabIndex = box.scrollWidth > box.clientWidth ? 0 : -1;
+    box.tabIndex = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight ? 0 : -1;
   }
 }
 
