@@ -148,12 +148,8 @@ class SmallBook:
 
 
 def changed(before, after):
-    """The pages of lessons and texts that differ. How MyST-NB's own style is named depends on what was made before."""
-
-    def named(page):
-        return page and re.sub(rb"(mystnb\.\w+\.css)\?v=\w+", rb"\1", page)
-
-    paths = {path for path in before.keys() | after.keys() if named(before.get(path)) != named(after.get(path))}
+    """The pages of lessons and texts that differ."""
+    paths = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     return sorted(path for path in paths if re.fullmatch(r"\w+/\w+\.html", path))
 
 
