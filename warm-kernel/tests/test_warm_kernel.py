@@ -14,11 +14,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are for
 
 # Sockets of a kernel: a port that was chosen for it may be taken by another program before it starts.
 SOCKETS = """
-import tempfile
+import os, tempfile
 from traitlets.config import Config
 
 def sockets():
-    return Config({"KernelManager": {"transport": "ipc", "ip": tempfile.mkdtemp() + "/socket"}})
+    return Config({"KernelManager": {"transport": "ipc", "ip": tempfile.mkdtemp(dir=os.getcwd()) + "/socket"}})
 """
 
 # Executes each code of a list in a kernel of its own, and prints what the kernels have printed.
@@ -177,7 +177,9 @@ for code in ("import os; os._exit(3)", "print('alive')"):
         print("dead")
 """
     environment = {**os.environ, "JUPYTER_DEFAULT_PROVISIONER_NAME": "warm-kernel"}
-    done = subprocess.run([sys.executable, "-c", client], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", client], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.split() == ["dead", "alive"], done.stderr
 
 

@@ -23,7 +23,7 @@ MAX_OUTPUT = 1_000_000  # characters that one cell may put out
 
 
 class KernelNeverStarted(Exception):
-    pass
+    """What it said on stderr, or why it was not even started."""
 
 
 class CellFailed(Exception):
@@ -80,11 +80,8 @@ def run_notebook(
         except CellTimeoutError:
             reason = f"still running after {timeout} s (execute: timeout in _config.yml)"
             raise CellFailed(reason, current["id"]) from None
-        except (
-            DeadKernelError,
-            RuntimeError,
-            ZMQError,
-        ) as error:  # zmq's: the path of a folder for sockets is too long
+        # ZMQError: the path of the folder for the sockets is too long.
+        except (DeadKernelError, RuntimeError, ZMQError) as error:
             if current:
                 died = "the kernel died; did this cell exit, or run out of memory?"
                 raise CellFailed(client.given_up or died, current["id"]) from None
