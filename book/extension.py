@@ -210,8 +210,9 @@ class Pages:
             return
         facts = app.env.metadata
         titles = [(name, title.astext()) for name, title in sorted(app.env.titles.items())]
+        topics = {lesson.name: lesson.cells[0].metadata["topic"] for lesson in self.edition.lessons}
         searched = {
-            "PAGES": [(name, title, facts[name]["sections"]) for name, title in titles],
+            "PAGES": [(name, title, facts[name]["sections"], topics.get(name, "")) for name, title in titles],
             "TERMS": [term for name in sorted(facts) for term in facts[name].get("lookups", [])],
         }
         script = f"Object.assign(globalThis, {json.dumps(searched, ensure_ascii=False)});\n"

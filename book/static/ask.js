@@ -58,11 +58,10 @@ function bare(text, kind, asked) {
   return isNone(number) ? "0" : number.replace(/,(?=\d{3}(?!\d))/g, "");
 }
 
-// The number that a word means, or -1. Chinese leaves no space around it: 第三步, 两台.
+// The number that a word means, or -1; in some languages the words that count with it touch it.
 function numeral(text) {
-  const all = say("numerals").split(" ").map((each) => each.split("|"));
-  const near = `(?:(?!${all.flat().join("|")}|[百千万亿])\\p{Script=Han})?`;
-  return all.findLastIndex((each) => new RegExp(`^${near}(?:${each.join("|")})${near}$`, "iu").test(text));
+  const counted = (words) => say("counted").replace("#", `(?:${words})`);
+  return say("numerals").split(" ").findIndex((words) => new RegExp(`^${counted(words)}$`, "iu").test(text));
 }
 
 const isNone = (text) => say("zero").split(" ").includes(text.trim().toLowerCase());
@@ -80,12 +79,11 @@ const squeezed = (words) => [words].flat().join("").toLowerCase().replace(/[^\p{
 
 const rounded = (number) => String(Math.abs(number) >= 1000 ? Math.round(number) : Number(number.toPrecision(4)));
 
-// The same text in other ways of writing: 2,667 for 2.667, and 30 × 3, 10 for 30, 30, 30, 10.
-const otherwise = { number: (text) => text.replace(/^(\d+),(\d+)$/, "$1.$2"), list: repeated };
-
-function repeated(text) {
-  return text.replace(/(\d+)\s*[x×*]\s*(\d\d?)(?!\d)/gi, (_, entry, times) => Array(Number(times)).fill(entry).join());
-}
+// What the same signs mean to others: 2,667 is 2.667, and 30 × 3, 10 is 30, 30, 30, 10.
+const otherwise = {
+  number: (text) => text.replace(/(\d),(?=\d)/, "$1."),
+  list: (text) => text.replace(/(\d[\d.]*)\s*[x×*]\s*(\d\d?)(?!\d)/gi, (_, entry, times) => Array(Number(times)).fill(entry).join()),
+};
 
 function shown(value) {
   if (Array.isArray(value)) return value.map(shown).join(", ") || "[]";
@@ -101,7 +99,7 @@ function judged({ kind, right }, written, exercise, it, asked) {
   const counts = kind === "number" || (kind === "list" && typeof truth[0] === "number");
   const read = kind === "list" && isNone(text) ? "" : counts ? bare(text, kind, asked) : text;
   const typed = entries(read).flatMap((word) => (letters ? [...String(word)] : [word]));
-  const other = counts ? entries(otherwise[kind](text)) : [];
+  const other = counts ? entries(bare(otherwise[kind](text), kind, asked)) : [];
   const given = right.some((each) => matches(kind, other, each)) ? other : typed;
   if (kind === "number" && (given.length !== 1 || typeof given[0] !== "number")) return { problem: say("number") };
   if (kind === "list" && typeof truth[0] === "number" && given.some((each) => typeof each !== "number")) {
@@ -137,6 +135,10 @@ class AskBox extends HTMLElement {
     return this.dataset.name;
   }
 
+  get status() {
+    return this.querySelector(".ask-buttons [role=status]");
+  }
+
   get exercise() {
     return "exercise" in this.dataset;
   }
@@ -159,15 +161,14 @@ class AskBox extends HTMLElement {
   answer() {
     const given = this.given();
     const verdicts = this.judge(given);
-    const status = this.querySelector(".ask-buttons [role=status]");
     if (verdicts.some(({ problem }) => problem)) {
-      status.textContent = this.exercise ? "" : say("again");
+      this.status.textContent = this.exercise ? "" : say("again");
       return;
     }
     kept.write(DRAFT + this.name, null);
     const right = verdicts.every((each) => each.right) || kept.read(KEPT + this.name)?.right === true;
     const isKept = kept.write(KEPT + this.name, { given, right });
-    status.textContent = isKept ? this.before(verdicts) : say("notKept");
+    this.status.textContent = isKept ? this.before(verdicts) : say("notKept");
     this.open();
   }
 
@@ -188,8 +189,8 @@ class AskBox extends HTMLElement {
       if (inputs[0].type !== "radio") inputs[0].value = texts[i] ?? "";
       for (const each of inputs) each.checked = each.value === texts[i];
     });
-    const status = this.querySelector(".ask-buttons [role=status]");
-    if (!draft) status.textContent = this.before(this.judge(texts));
+    if (draft) for (const question of this.questions) this.forget(question);
+    else this.status.textContent = this.before(this.judge(this.given()));
     if (given) this.open();
   }
 
@@ -201,12 +202,15 @@ class AskBox extends HTMLElement {
 
   // What was said of an answer is not said of the one that takes its place.
   change(field) {
-    const { inputs, verdict, hint } = this.questions.find((each) => each.inputs.includes(field));
+    this.forget(this.questions.find(({ inputs }) => inputs.includes(field)));
+    kept.write(DRAFT + this.name, this.given());
+  }
+
+  forget({ inputs, verdict, hint }) {
     for (const input of inputs) input.ariaInvalid = null;
     Object.assign(verdict, { textContent: "", className: "ask-verdict" });
     for (const each of [hint, this.querySelector("form > .ask-hint")]) if (each) each.hidden = true;
-    this.querySelector(".ask-buttons [role=status]").textContent = "";
-    kept.write(DRAFT + this.name, this.given());
+    this.status.textContent = "";
   }
 
   judge(given) {
@@ -338,9 +342,9 @@ define({
   "kept-answers": KeptAnswers,
 });
 
-// Here, and when another tab has changed what is kept.
-function update() {
-  for (const box of document.querySelectorAll("ask-box")) box.restore();
+// Here, and when another tab has changed what is kept; `key` says what, if not all.
+function update({ key = null } = {}) {
+  for (const box of document.querySelectorAll("ask-box")) if (!key || key.endsWith(`:${box.name}`)) box.restore();
   for (const element of document.querySelectorAll("show-all, solved-count")) element.update();
 }
 

@@ -17,7 +17,6 @@ class LessonCalculator extends HTMLElement {
     const values = addressOf(this);
     if (!values) return false;
     this.put(Object.fromEntries(values));
-    if (this.form.elements.preset) this.form.elements.preset.value = this.known();
     this.update();
     arrive(this);
     return true;
@@ -40,7 +39,6 @@ class LessonCalculator extends HTMLElement {
 
   changed(target) {
     if (target.name === "preset") this.put(this.presets[target.value] ?? {});
-    else if (this.form.elements.preset) this.form.elements.preset.value = "";
     clearTimeout(this.later);
     if (!this.update()) return;
     this.later = setTimeout(() => this.tell(), 400); // not at each letter
@@ -77,6 +75,7 @@ class LessonCalculator extends HTMLElement {
   }
 
   update() {
+    if (this.form.elements.preset) this.form.elements.preset.value = this.known();
     const values = this.inputs.map((input) => this.valueOf(input));
     this.inputs.forEach((input, i) => {
       input.ariaInvalid = Number.isNaN(values[i]) ? "true" : null;

@@ -126,7 +126,7 @@ class SplitExplorer extends HTMLElement {
     const { words } = this;
     for (const key of ["rows", "gpus"]) {
       const { slider } = this.fields[key];
-      slider.max = this.state[key] > SLIDER[key] ? MOST[key] : SLIDER[key];
+      if (!slider.matches(":focus, :active")) slider.max = this.state[key] > SLIDER[key] ? MOST[key] : SLIDER[key]; // not as it moves
       slider.value = this.state[key];
     }
     const what = dim === 0 ? words.rows : words.columns;

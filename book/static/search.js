@@ -18,16 +18,13 @@ const ANY = /[\u3400-\u9fff]+|[^\u3400-\u9fff\s,;:"'“”‘’()[\]{}<>?!，�
 const PART = new RegExp(`${words.exercise} \\d+|${ANY.source}`, "g");
 const NUMBERED = new RegExp(`${words.exercise} \\d+[.（：]`, "i");
 
-// A lesson is also found by its name in the table of lessons, which its title, a question, does not have.
-const topics = new URLSearchParams(words.topics);
-
-const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts]) =>
+const sections = (globalThis.PAGES ?? []).flatMap(([name, page, parts, topic]) =>
   parts
     .filter(([, , text]) => text)
     .map(([anchor, title, text, aliases], at) => {
-      const topic = at ? "" : (topics.get(name) ?? "");
       const exercise = NUMBERED.test(text) ? words.exercise : ""; // whatever the title of its section is
-      const index = [topic, exercise, aliases].join("; ");
+      // A lesson is also found by its name in the table of lessons, which its title, a question, does not have.
+      const index = [at ? "" : topic, exercise, aliases].join("; ");
       const texts = Object.entries({ title, text, index, page, all: `${title} ${index} ${text}` });
       const lower = Object.fromEntries(texts.map(([where, text]) => [where, text.toLowerCase()]));
       return { url: `${name}.html#${anchor}`, page, title, text, lower };

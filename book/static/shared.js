@@ -59,7 +59,8 @@ Object.assign(globalThis, {
 
     write(key, value) {
       try {
-        localStorage.setItem(key, JSON.stringify(value));
+        if (value === null) localStorage.removeItem(key);
+        else localStorage.setItem(key, JSON.stringify(value));
         return true;
       } catch {
         return false;

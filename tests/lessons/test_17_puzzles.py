@@ -167,7 +167,7 @@ def scatter(rank, batch):
     size = math.ceil(len(batch) / rank.ranks)
     return batch[rank.number * size : (rank.number + 1) * size]
 """,
-            "right, but rank 0 sends only 0 bytes, and any honest way needs at least 80. Where do the numbers come from?",
+            "right, but rank 0 sends only 0 bytes, and this exercise takes at least 80. Where do the numbers come from?",
         ),
         (
             changed(
@@ -207,7 +207,7 @@ def mean_gradient(rank, gradient, rows):
     total = sum(torch.tensor(mean) * its for mean, its in each)
     return total / sum(its for _, its in each)
 """,
-            "right, but rank 0 sends only 0 bytes, and any honest way needs at least 160. Where",
+            "right, but rank 0 sends only 0 bytes, and this exercise takes at least 160. Where",
         ),
         # the sum, not divided
         (changed(2, ("total / count", "total")), "they are 5 times the right ones"),
@@ -312,7 +312,7 @@ def add_up(rank, tensor):
 def add_up(rank, tensor):
     return sum(numbers(len(tensor), seed=seed) for seed in range(rank.ranks))
 """,
-            "right, but rank 0 sends only 0 bytes, and any honest way needs at least 96. Where do the numbers come from?",
+            "right, but rank 0 sends only 0 bytes, and this exercise takes at least 96. Where do the numbers come from?",
         ),
     ],
     4: [
@@ -348,7 +348,7 @@ def add_up(rank, tensor):
 def ring(rank, tensor):
     return sum(numbers(len(tensor), seed=seed) for seed in range(rank.ranks))
 """,
-            "right, but rank 0 sends only 0 bytes, and any honest way needs at least 24. Where do the numbers come from?",
+            "right, but rank 0 sends only 0 bytes, and this exercise takes at least 24. Where do the numbers come from?",
         ),
         # the whole tensor goes round
         (
@@ -551,7 +551,7 @@ def ddp(rank, layers, x, y):
         output = torch.tanh(output @ weights.requires_grad_().view(6, 6))
     return list(torch.autograd.grad(loss_of(output, y), layers[::-1]))
 """,
-            "right, but rank 0 sends only 96 bytes, and any honest way needs at least 1,152. Where do the numbers come from?",
+            "right, but rank 0 sends only 96 bytes, and this exercise takes at least 1,152. Each gradient is all-reduced once.",
         ),
     ],
     6: [
@@ -618,7 +618,7 @@ def sharded_adam(rank, weights, batches):
         del mean
     return weights
 """,
-            "right, but rank 0 gives adam only 0 numbers, and any honest way needs at least 864. Use the given adam.\n",
+            "right, but rank 0 gives adam only 0 numbers, and this exercise takes at least 864. Use the given adam.\n",
         ),
         # not sharded, slice by slice
         (
@@ -856,7 +856,7 @@ def gpipe(rank, stage, m, inputs, targets):
         ),
         (
             DATA_PARALLEL.format(name="gpipe"),
-            "right, but it takes only 16 steps, and any honest way needs at least 22. A rank runs its own stage only.",
+            "right, but it takes only 16 steps, and this exercise takes at least 22. A rank runs its own stage only.",
         ),
         # past the stage, so that no step is counted
         (changed(8, ("stage(x)", "nn.Sequential.forward(stage, x)")), "right, but the layers computed for 0 steps"),
@@ -916,7 +916,7 @@ def one_f_one_b(rank, stage, m, inputs, targets):
         ),
         (
             DATA_PARALLEL.format(name="one_f_one_b"),
-            "right, but it takes only 8 steps, and any honest way needs at least 10. A rank runs its own stage only.",
+            "right, but it takes only 8 steps, and this exercise takes at least 10. A rank runs its own stage only.",
         ),
         # fewer micro-batches than stages
         (

@@ -144,8 +144,9 @@ def test_an_address_leads_to_its_calculator_and_names_the_known_example(visit, w
     page = visit(f"en/09_cost.html#calculator-your-model?{values}", viewport={"width": width, "height": 900})
     page.wait_for_load_state("load")
     box = page.locator("lesson-calculator")
-    page.wait_for_timeout(300)
-    assert 0 <= box.bounding_box()["y"] < 150
+    page.wait_for_function(
+        "box => 0 <= box.getBoundingClientRect().y && box.getBoundingClientRect().y < 150", arg=box.element_handle()
+    )
     assert box.locator("select").input_value() == "ResNet-50"
 
 

@@ -253,6 +253,22 @@ print(notebook.cells[0].outputs[0].text.strip())
     assert script(tmp_path, code) == (["ipc"], "")
 
 
+def test_a_folder_of_temporary_files_with_too_long_a_path_is_an_error_in_words(tmp_path):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    code = """
+from warm_kernel.notebook import KernelNeverStarted, run_notebook
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")])
+try:
+    run_notebook(notebook, ".", environment, 60, 60, lambda: None, threading.Event(), {})
+except KernelNeverStarted as error:
+    print(error)
+"""
+    [said], _ = script(tmp_path, code, TMPDIR=str(long), WARM_KERNEL_MODULES="")
+    assert said.startswith("the kernel did not start: File name too long")
+    assert not [name for name in long.iterdir() if name.name.startswith("kernel-")]
+
+
 def test_prewarm_starts_one_process_for_all_kernels_and_ends_it(tmp_path):
     code = f"""
 code = {WARM + "; import psutil; print(psutil.Process().ppid())"!r}

@@ -153,8 +153,7 @@ def limited_client(
         client.size = 0
 
     # Not TCP: before the kernel opens the ports that were found for it, another program may take one.
-    config = Config()
-    config.KernelManager.transport, config.KernelManager.ip = "ipc", f"{sockets}/socket"
+    config = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/socket"}})
     client = LimitedClient(
         notebook,
         config=config,
