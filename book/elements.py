@@ -159,9 +159,8 @@ def visit_ask_box(self: Any, node: AskBox) -> None:
 
 
 def depart_ask_box(self: Any, node: AskBox) -> None:
-    if self.builder.name != "html":
-        return
-    self.body.append("</ask-box>\n" if node["exercise"] else "</answer-part></ask-box>\n")
+    if self.builder.name == "html":
+        self.body.append("</ask-box>\n" if node["exercise"] else "</answer-part></ask-box>\n")
 
 
 def rights_of(question: dict[str, Any]) -> list[Any]:

@@ -125,7 +125,7 @@ def render_edition(book: Book, edition: Edition, site: Path) -> list[str]:
     if complaints := run_sphinx(book, edition):
         return complaints
     made, folder = book.root / "_build" / "sphinx" / edition.name / "_build" / "html", site / edition.name
-    ignore = shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map", "searchindex.js")
+    ignore = shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map")
     shutil.copytree(made, folder, ignore=ignore)
     remove_unused(folder)
     for path in prints(book, edition.name):
