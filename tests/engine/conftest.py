@@ -162,14 +162,19 @@ def wait_for(path, process, seconds=60):
         time.sleep(0.05)
 
 
+def small_book(folder):
+    """The sources of the small book, and of the package, in a new folder."""
+    shutil.copytree(TESTS / "data" / "minibook", folder)
+    shutil.copytree(PACKAGE, folder / "book", ignore=shutil.ignore_patterns("__pycache__"))
+    return SmallBook(folder)
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """The folder of the built book, and that of its copy."""
     base = tmp_path_factory.mktemp("engine")
     folder, kept = base / "book", base / "kept"
-    shutil.copytree(TESTS / "data" / "minibook", folder)
-    shutil.copytree(PACKAGE, folder / "book", ignore=shutil.ignore_patterns("__pycache__"))
-    SmallBook(folder).good("build")
+    small_book(folder).good("build")
     shutil.copytree(folder, kept)
     return folder, kept
 

@@ -2,16 +2,15 @@
 
 import json
 import os
-import shutil
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
 
-from book import runs
 from book.site import site_folder
-from tests.conftest import EDITIONS, copy_repository, once, run_book
+from tests.conftest import EDITIONS, once, run_book
+from tests.engine.conftest import small_book
 from tools.browser import launch
 
 
@@ -29,29 +28,34 @@ def html(place, shipped):
 
 
 @pytest.fixture(scope="session")
-def elsewhere(place, shipped):
-    """The folder of the site as it is where its repository and its address are known, and another run is recorded.
+def elsewhere(place):
+    """The site of the small book, where its repository and its address are known, and another run is recorded.
 
-    That is its own run under the name of a GPU that does not exist: a label, no result. Of lesson 4's cell run-2, an
+    That is its own run under the name of a GPU that does not exist: a label, no result. Of lesson 2's cell total, an
     older version has been recorded.
     """
 
     def make(folder):
-        shutil.copytree(runs.run_folder(shipped), runs.run_folder(copy_repository(folder)))
-        for path in (folder / "runs").glob("*.json"):
-            path.unlink()
-        done = run_book(folder, "record", "run")
-        if done.returncode:
-            return done.stderr
+        book = small_book(folder)
+        book.replace("_config.yml", "https://github.com/nobody/small-book", "")
+        for edition in EDITIONS:
+            path = book.path(edition, "02_total.ipynb")
+            notebook = json.loads(path.read_text("utf-8"))
+            cell = next(cell for cell in notebook["cells"] if cell["id"] == "exercise-1-check")
+            cell["metadata"]["tags"] = ["compare"]
+            path.write_text(json.dumps(notebook), "utf-8")
+        book.good("execute")
+        book.good("record", "run")
         (path,) = (folder / "runs").glob("*.json")
         run = json.loads(path.read_text(encoding="utf-8"))
         path.unlink()
         for provenance in run["lessons"].values():
             provenance.update(gpus=["Made-up GPU"] * 2, executed="2025-01-02T03:04:05+00:00")
         for edition in EDITIONS:
-            run["cells"][f"{edition}/04_data_parallel"]["run-2"]["code"] = "older"
+            run["cells"][f"{edition}/02_total"]["total"]["code"] = "older"
         (folder / "runs" / "made-up.json").write_text(json.dumps(run), encoding="utf-8")
-        return render(folder, GITHUB_REPOSITORY="somebody/book", BOOK_ADDRESS="https://example.org/book/")
+        book.good("render", GITHUB_REPOSITORY="somebody/book", BOOK_ADDRESS="https://example.org/book/")
+        return ""
 
     return site_folder(once(place, "elsewhere", make))
 

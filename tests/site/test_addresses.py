@@ -47,8 +47,8 @@ def test_the_old_address_of_a_question_leads_to_it(visit, edition, old, new):
 
 def test_addresses_of_the_site_and_the_repository(elsewhere):
     for edition in EDITIONS:
-        page = parse(elsewhere / edition / "03_model.html")
-        place = f"somebody/book/blob/main/notebooks/{edition}/03_model.ipynb"
+        page = parse(elsewhere / edition / "01_count.html")
+        place = f"somebody/book/blob/main/notebooks/{edition}/01_count.ipynb"
         assert page.select(f'.page-actions a[href="https://colab.research.google.com/github/{place}"]')
         assert page.select(f'.page-actions a[href="https://github.com/{place}"]')
         kaggle = f"https://kaggle.com/kernels/welcome?src=https://github.com/{place}"
@@ -56,8 +56,8 @@ def test_addresses_of_the_site_and_the_repository(elsewhere):
         [note] = [note for note in page.select("p.page-note") if "GPU T4 ×2" in note.text]
         # Kaggle cannot be reached from everywhere; no link of ModelScope opens a notebook, so words say how.
         assert bool(note.select('a[href="https://modelscope.cn/my/mynotebook"]')) == (edition == "zh")
-        assert page.select('link[hreflang="en"][href="https://example.org/book/en/03_model.html"]')
-        assert page.select(f'link[rel="canonical"][href="https://example.org/book/{edition}/03_model.html"]')
+        assert page.select('link[hreflang="en"][href="https://example.org/book/en/01_count.html"]')
+        assert page.select(f'link[rel="canonical"][href="https://example.org/book/{edition}/01_count.html"]')
         assert page.select(f'meta[content="https://example.org/book/{edition}/_static/share.png"]')
     assert parse(elsewhere / "404.html").base["href"] == "https://example.org/book/", (
         "it finds its style in a folder, too"

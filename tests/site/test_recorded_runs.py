@@ -5,7 +5,7 @@ import pytest
 from tests.site.conftest import serving
 from tests.site.reading import parse
 
-LESSON, CELL = "04_data_parallel", "run-2"
+LESSON, CELL = "02_total", "total"
 
 
 EDITIONS = pytest.mark.parametrize(
@@ -17,7 +17,7 @@ EDITIONS = pytest.mark.parametrize(
 @EDITIONS
 def test_a_recorded_run_stands_beside_the_pages_own(elsewhere, edition, here, older):
     groups = parse(elsewhere / edition / f"{LESSON}.html").select(".runs")
-    assert len(groups) == 4  # run(1), run(2), run(3), run(8)
+    assert len(groups) == 2
     for group in groups:
         mine, other = group.select(".run")
         assert (mine["data-title"], other["data-title"]) == (here, "2 × Made-up GPU")
@@ -35,7 +35,7 @@ def test_what_was_recorded_from_an_older_cell_is_marked(elsewhere, edition, here
 
 def test_links_to_cells_with_tabs_lead_to_them(elsewhere):
     page = parse(elsewhere / "en" / f"{LESSON}.html")
-    for id in ("cell-run-1", "cell-run-8"):
+    for id in ("cell-total", "cell-exercise-1-check"):
         assert page.find(id=id)
 
 
@@ -46,18 +46,18 @@ def test_tabs(elsewhere, browser):
         tab = context.new_page()
         tab.goto(f"{address}/en/{LESSON}.html")
         panels = tab.locator(".run:visible")
-        assert panels.count() == 4 and "2025-01-02" not in panels.first.inner_text()
+        assert panels.count() == 2 and "2025-01-02" not in panels.first.inner_text()
         tab.locator(".runs").nth(1).get_by_role("tab", name="Made-up").click()
-        assert panels.count() == 4 and all("2025-01-02" in text for text in panels.all_inner_texts())
+        assert panels.count() == 2 and all("2025-01-02" in text for text in panels.all_inner_texts())
         chosen = tab.locator('[role="tab"][aria-selected="true"]').nth(1)
         chosen.press("ArrowRight")  # from the last one to the first
         assert not any("2025-01-02" in text for text in panels.all_inner_texts())
         tab.locator('[role="tab"][aria-selected="true"]').nth(1).press("ArrowLeft")
-        tab.goto(f"{address}/zh/09_cost.html")  # the choice holds on another page
+        tab.goto(f"{address}/zh/{LESSON}.html")  # the choice holds on another page
         assert panels.count() and all("2025-01-02" in text for text in panels.all_inner_texts())
         context.close()
         plain = browser.new_context(java_script_enabled=False)
         without = plain.new_page()
         without.goto(f"{address}/en/{LESSON}.html")
-        assert without.locator(".run:visible").count() == 8
+        assert without.locator(".run:visible").count() == 4
         plain.close()
