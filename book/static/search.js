@@ -133,9 +133,11 @@ function stem(word) {
   return word.replace(/(ing|er|ed|es|s)$/, "").replace(/([bdgmnprt])\1$/, "$1"); // logging, stopped
 }
 
-// In how many sections one of these words stands, and what it is worth that it does.
+// In how many sections one of these words stands, asked several times of each, and what it is worth that it does.
 function spread(names) {
-  return sections.filter(({ lower }) => times(names, lower.all)).length;
+  spread.known ??= {};
+  spread.known[names] ??= sections.filter(({ lower }) => times(names, lower.all)).length;
+  return spread.known[names];
 }
 
 function rarity(count) {
