@@ -135,7 +135,7 @@ function stem(word) {
 
 // In how many sections one of these words stands, asked several times of each, and what it is worth that it does.
 function spread(names) {
-  spread.known ??= {};
+  spread.known ??= Object.create(null); // an object has words of its own, such as constructor
   spread.known[names] ??= sections.filter(({ lower }) => times(names, lower.all)).length;
   return spread.known[names];
 }
