@@ -14,6 +14,9 @@ from filelock import FileLock
 from book import files, runs, sources
 from tests.appended import append, without_appended
 
+# Threads of PyTorch that wait for work let others have the core: tests, and what they start, have few of them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = sources.load(ROOT)
 EDITIONS = list(BOOK.editions)
