@@ -36,7 +36,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     pages = Pages(Path(app.srcdir))
     app.connect("config-inited", pages.configure, priority=1)
     app.connect("builder-inited", lambda app: setattr(app.builder, "search", False))  # the book has one of its own
-    app.connect("html-collect-pages", lambda app: [("search", {}, "search.html")])
+    app.connect("html-collect-pages", lambda app: [("search", {}, "search.html")] if app.builder.name == "html" else [])
     app.connect("source-read", pages.add_outputs)
     app.connect("doctree-read", pages.note_facts)
     app.connect("env-updated", pages.rewrite_all)
