@@ -36,7 +36,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     pages = Pages(Path(app.srcdir))
     app.connect("config-inited", pages.configure, priority=1)
     app.connect("builder-inited", lambda app: setattr(app.builder, "search", False))  # the book has one of its own
-    app.connect("html-collect-pages", lambda app: [("search", {}, "search.html")] if app.builder.name == "html" else [])
     app.connect("source-read", pages.add_outputs)
     app.connect("doctree-read", pages.note_facts)
     app.connect("env-updated", pages.rewrite_all)
@@ -65,6 +64,7 @@ class Pages:
         app._init_i18n()  # Sphinx chose the language before it loaded this extension
         config.external_toc_path = str(self.book.root / "_toc.yml")  # one for all editions
         config.html_favicon = str(HERE / "static" / "favicon.svg")
+        config.html_additional_pages = {**config.html_additional_pages, "search": "search.html"}
         config.nb_code_prompt_show, config.nb_code_prompt_hide = _("Show the code"), _("Hide the code")
         config.html_baseurl = f"{self.book.address}/{self.edition.name}/" if self.book.address else ""
         if NEVER_EXECUTE in os.environ or not runs.not_executed(self.book, self.run):
@@ -212,7 +212,7 @@ class Pages:
             return
         facts = app.env.metadata
         titles = [(name, title.astext()) for name, title in sorted(app.env.titles.items())]
-        topics = {lesson.name: lesson.cells[0].metadata["topic"] for lesson in self.edition.lessons}
+        topics = {lesson.name: lesson.cells[0].metadata.get("topic", "") for lesson in self.edition.lessons}
         searched = {
             "PAGES": [(name, title, facts[name]["sections"], topics.get(name, "")) for name, title in titles],
             "TERMS": [term for name in sorted(facts) for term in facts[name].get("lookups", [])],

@@ -113,7 +113,7 @@ def load_page(path: Path, edition: str, root: Path) -> Page:
     if path.suffix == ".ipynb":
         cells = tuple(replace(cell, outputs=()) for cell in files.parse_notebook(text, where))
         return Lesson(path.stem, edition, where, raw, cells)
-    for block in MarkdownIt("zero").use(front_matter_plugin).disable("inline").parse(text)[:1]:
+    for block in MarkdownIt("zero").use(front_matter_plugin).disable("inline").parse(text)[:1]:  # no words are needed
         if block.type == "front_matter" and block.map:
             about = files.parse_yaml(f"\n{block.content}", where)  # a line more, for ---: messages name the right one
             text = "".join(text.splitlines(keepends=True)[block.map[1] :])

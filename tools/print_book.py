@@ -136,6 +136,7 @@ class Builder(Epub3Builder):
 
 def only_my_style(app: Any, config: Any) -> None:
     config.html_static_path, config.epub_css_files, config.html_favicon = [str(HERE / STYLE)], [STYLE], None
+    config.html_additional_pages = {}  # the search, and old addresses
 
 
 def plain(app: Any, name: str, template: str, context: dict[str, Any], doctree: Any) -> str | None:

@@ -324,7 +324,7 @@ class KeptAnswers extends HTMLElement {
 
   erase() {
     if (!confirm(say("erase"))) return;
-    for (const key of kept.keys().filter((key) => key.startsWith(KEPT) || key.startsWith(DRAFT))) localStorage.removeItem(key);
+    for (const key of kept.keys().filter((key) => key.startsWith(KEPT) || key.startsWith(DRAFT))) kept.write(key, null);
     this.tell(say("erased"));
   }
 

@@ -9,14 +9,14 @@ from threading import Thread
 import pytest
 
 from book.site import site_folder
-from tests.conftest import EDITIONS, once, run_book
-from tests.engine.conftest import small_book
+from tests.conftest import once, run_book
+from tests.engine.conftest import EDITIONS, small_book
 from tools.browser import launch
 
 
-def render(folder, **environment):
+def render(folder):
     """Renders a copy of the repository that has been executed; returns what went wrong, or nothing."""
-    done = run_book(folder, "render", timeout=600, **environment)
+    done = run_book(folder, "render", timeout=600)
     return done.stderr if done.returncode else ""
 
 

@@ -53,7 +53,7 @@ def test_tabs(elsewhere, browser):
         chosen.press("ArrowRight")  # from the last one to the first
         assert not any("2025-01-02" in text for text in panels.all_inner_texts())
         tab.locator('[role="tab"][aria-selected="true"]').nth(1).press("ArrowLeft")
-        tab.goto(f"{address}/zh/{LESSON}.html")  # the choice holds on another page
+        tab.goto(f"{address}/zh/{LESSON}.html")  # the choice holds in the other edition, too
         assert panels.count() and all("2025-01-02" in text for text in panels.all_inner_texts())
         context.close()
         plain = browser.new_context(java_script_enabled=False)
