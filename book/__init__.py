@@ -4,7 +4,7 @@ notebooks/EDITION/*  ── sources ──▶  a Book (model), which `check` hol
 lessons of the Book  ── execute, machine ──▶  _build/run: a run, which `runs` reads, records and compares
 Book + run           ── site: Sphinx with extension ──▶  _build/html, one folder for each edition
 
-Imports point one way: model ← calculators, players ← asking ← files ← runs ← sources ← machine ← check ← execute | site,
+Imports point one way: model ← played ← asking ← files ← texts ← runs ← sources ← machine ← check ← execute | site,
 elements, directives, extension ← __main__.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from . import check as rules
-from . import files, machine, runs, site, sources
+from . import files, machine, runs, site, sources, texts
 from .model import Book, BookError, Lesson
 
 
@@ -58,7 +58,8 @@ def checked(book: Book, ahead: bool = False, strict: bool = False) -> Book:
 def build_book(count: int | None = None, force: bool = False, cold: bool = False, ahead: bool = False) -> None:
     """Checks, executes and renders the book that the working folder is in."""
     site.warm_up(sources.find_root())
-    book = checked(sources.load(), ahead)
+    with texts.keeping((book := sources.load()).root / "_build" / "found.json", site.LOADED):
+        checked(book, ahead)
     with files.lock(book.root / "_build"):
         execute_lessons(book, book.lessons, count, force, cold, runs.run_folder(book.root))
         render_pages(book)

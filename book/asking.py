@@ -15,7 +15,7 @@ import ast
 import re
 from typing import Any
 
-from . import calculators, players
+from . import played
 from .model import Cell, Lesson
 
 TRUTHS = "application/vnd.book.truths+json"  # the MIME type of an output that no page shows
@@ -34,8 +34,7 @@ def expressions(lesson: Lesson) -> dict[str, list[str]]:
 
 def parts(cell: Cell) -> dict[str, list[str]]:
     """The expressions of a cell, by what asks for them: its questions, its calculator, its player."""
-    truths = [each["truth"] for each in questions(cell)]
-    return {"ask": truths, "calculator": calculators.expressions(cell), "player": players.expressions(cell)}
+    return {"ask": [each["truth"] for each in questions(cell)], **played.expressions(cell)}
 
 
 def output(values: list[Any]) -> dict[str, Any]:
@@ -88,4 +87,4 @@ def wrong(cell: Cell) -> str:
 def structure(cell: Cell) -> list[Any]:
     """What editions have in common in what they ask: all but the words."""
     asked = [(each.get("truth"), [*each.get("choices", {})], each.get("any")) for each in questions(cell)]
-    return [asked, calculators.structure(cell), players.structure(cell)]
+    return [asked, played.structure(cell)]

@@ -7,63 +7,26 @@ variable may not.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import json
 import re
 from collections.abc import Iterator
-from functools import cache
 from importlib.resources import files as package_files
-from itertools import pairwise
-from typing import Any, NamedTuple
 from unicodedata import east_asian_width
 from urllib.parse import unquote
 
-from markdown_it import MarkdownIt
-from mdit_py_plugins.deflist import deflist_plugin
-from mdit_py_plugins.myst_blocks import myst_block_plugin
-
-from . import asking, calculators
+from . import asking, played
 from .files import json_text, notebook_json, parse_yaml
 from .machine import LIMITS
 from .model import ALONE_TAG, CELL_ANCHOR, COMPARE_TAG, EXPLORER, Book, Cell, Lesson, Page, Problem
 from .runs import stale
 from .sources import CELL_ID, shared_source
+from .texts import Text, difference, text_of
 
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?|[0-9a-f]{6,}")  # as editors give them
-MAGIC = re.compile(r"^(\s*)(%%?[a-z].*|!(?!=).*)", re.MULTILINE)  # not the operators % and !=, continuing a line
 TAGS = {COMPARE_TAG, ALONE_TAG, EXPLORER, "raises-exception", "hide-cell", "remove-cell"}
 TAGS |= {"hide-input", "hide-output", "remove-input", "remove-output"}  # as MyST-NB has them
 WIDTH = 79  # columns of code that fit a page; Chinese letters take two
-MARKDOWN = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin)
-
-
-class Text(NamedTuple):
-    """What stands in a Markdown text."""
-
-    title: str
-    labels: list[str]  # of headings, `(split-law)=`, and the glossary's `<span id="term-replica">`
-    links: list[tuple[str, int]]  # where links and pictures lead, and the line in which their paragraph begins
-    code_blocks: list[str]
-
-
-@cache
-def parsed(source: str) -> Text:
-    tokens = MARKDOWN.parse(source)
-    titles = [text.content for opening, text in pairwise(tokens) if opening.tag == "h1" and text.type == "inline"]
-    inlines = [(token, (block.map or [0])[0] + 1) for block in tokens for token in block.children or []]
-    spans = [token.content.split('"') for token, _ in inlines if token.content.startswith('<span id="')]
-    found = [(token.attrs.get("href", token.attrs.get("src")), line) for token, line in inlines]
-    return Text(
-        title=next(iter(titles), ""),
-        labels=[token.content for token in tokens if token.type == "myst_target"] + [span[1] for span in spans],
-        links=[(str(target), line) for target, line in found if target],
-        code_blocks=[token.content for token in tokens if token.type == "fence" and token.info.strip() == "python"],
-    )
-
-
-def text_of(cell: Cell) -> Text:
-    return parsed(cell.source if cell.kind == "markdown" else "")
 
 
 def check(book: Book) -> list[Problem]:
@@ -116,7 +79,7 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
             yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
         for tag in {*cell.tags} - TAGS:
             yield cell, f"no tag is called {tag}; there are: {', '.join(sorted(TAGS))}"
-        if text := asking.wrong(cell) or calculators.wrong(lesson, cell):
+        if text := asking.wrong(cell) or played.wrong(lesson, cell):
             yield cell, text
         figure = cell.metadata.get("mystnb", {})
         if cell.kind == "code" and "plt.show()" in cell.source:
@@ -162,36 +125,7 @@ def pair(source: Page, page: Page) -> list[Problem]:
 
 
 def code_pair(where: str, source: str, code: str) -> list[Problem]:
-    try:
-        mine, theirs = statements(source), statements(code)
-    except SyntaxError as error:
-        return [Problem(where, f"{error.msg} (line {error.lineno})")]
-    for (line, text), (_, expected) in zip(theirs, mine, strict=False):
-        if text != expected:
-            return [Problem(where, f"the code differs from the source edition's, first in line {line}")]
-    same = len(mine) == len(theirs)
-    return [] if same else [Problem(where, "the code is longer or shorter than the source edition's")]
-
-
-@cache
-def statements(code: str) -> list[tuple[int, Any]]:
-    """The statements of a cell: each with its line, as a tree of tuples without the contents of strings."""
-    try:
-        tree = ast.parse(code)
-    except SyntaxError:  # a cell with magics, perhaps: what IPython alone understands counts as a string
-        tree = ast.parse(MAGIC.sub(lambda magic: magic[1] + repr(magic[2]), code))
-    return [(node.lineno, masked(node)) for node in tree.body]
-
-
-def masked(node: Any) -> Any:
-    if isinstance(node, ast.Constant):
-        return str if isinstance(node.value, str) else repr(node.value)
-    if isinstance(node, ast.JoinedStr):
-        # Languages differ in word order: the formatted values count, their places do not.
-        return sorted((masked(value) for value in node.values if isinstance(value, ast.FormattedValue)), key=repr)
-    if isinstance(node, ast.AST):
-        return type(node), *(masked(getattr(node, field)) for field in node._fields)
-    return [masked(each) for each in node] if isinstance(node, list) else node
+    return [Problem(where, text)] if (text := difference(source, code)) else []
 
 
 def text_pair(where: str, source: Text, text: Text) -> list[Problem]:

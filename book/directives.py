@@ -11,8 +11,8 @@ from sphinx.application import Sphinx
 from sphinx.locale import _
 from sphinx.util.docutils import SphinxDirective
 
-from .check import text_of
 from .model import EXPLORER, Book, Edition
+from .texts import text_of
 
 CALCULATOR, PLAYER = "lesson-calculator", "step-player"
 

@@ -22,7 +22,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.locale import _
 from sphinx.util.logging import getLogger
 
-from . import asking, calculators, files, players, runs
+from . import asking, files, played, runs
 from .directives import CALCULATOR, PLAYER, add_directives
 from .elements import AskBox, add_elements, definitions_of, lookups_of, sections_of, terms_of, unasked
 from .model import EXPLORER, Cell, Lesson, Recorded, Run
@@ -115,9 +115,9 @@ class Pages:
         """What stands after a cell to play with: directives, and what their templates are to know."""
         values = self.values(lesson, cell)
         if "calculator" in cell.metadata and values:
-            yield CALCULATOR, calculators.about(lesson, cell, values["calculator"])
+            yield CALCULATOR, played.calculator(lesson, cell, values["calculator"])
         if "player" in cell.metadata and values:
-            yield PLAYER, players.about(lesson.name, cell, values["player"])
+            yield PLAYER, played.player(cell, values["player"])
 
     def values(self, lesson: Lesson, cell: Cell) -> dict[str, list[Any]]:
         """The values that the kernel gave for a cell; none if it was not executed with its expressions."""
@@ -221,7 +221,7 @@ class Pages:
         files.write_text(Path(app.outdir) / "_static" / "sections.js", script)
         for lesson in self.edition.lessons:
             known = [(cell, self.values(lesson, cell)) for cell in lesson.code if "calculator" in cell.metadata]
-            made = [calculators.script(lesson, cell, values["calculator"]) for cell, values in known if values]
+            made = [played.script(lesson, cell, values["calculator"]) for cell, values in known if values]
             if made:
                 files.write_text(Path(app.outdir) / "_static" / f"{lesson.name}.js", "".join(made))
             target = Path(app.outdir) / lesson.file

@@ -22,7 +22,7 @@ METADATA = {
 }
 # Of a cell: `mystnb` has the alternative text of a figure; `topic`, in a lesson's first cell, its name in the table of
 # lessons; `wrong`, an answer that an exercise's check must refuse; `numbers`, where a text has numbers from; `ask`, see `asking`, as
-# `calculator` and `player`, see `calculators` and `players`.
+# `calculator` and `player`, see `played`.
 KEPT_METADATA = ("tags", "mystnb", "translates", "topic", "wrong", "numbers", "gpu", "ask", "calculator", "player")
 
 

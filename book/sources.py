@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from markdown_it import MarkdownIt
-from mdit_py_plugins.front_matter import front_matter_plugin
 from sphinx_external_toc.parsing import MalformedError, parse_toc_data
 
 from . import files, runs
@@ -113,12 +111,12 @@ def load_page(path: Path, edition: str, root: Path) -> Page:
     if path.suffix == ".ipynb":
         cells = tuple(replace(cell, outputs=()) for cell in files.parse_notebook(text, where))
         return Lesson(path.stem, edition, where, raw, cells)
-    for block in MarkdownIt("zero").use(front_matter_plugin).disable("inline").parse(text)[:1]:  # no words are needed
-        if block.type == "front_matter" and block.map:
-            about = files.parse_yaml(f"\n{block.content}", where)  # a line more, for ---: messages name the right one
-            text = "".join(text.splitlines(keepends=True)[block.map[1] :])
-    if raw.startswith("---") and not isinstance(about, dict):
-        raise BookError(Problem(f"{where}, line 1", "its front matter is to be settings (name: value) between two ---"))
+    if text.startswith("---"):
+        front, closed, text = text.partition("\n---\n")
+        about = files.parse_yaml(front.removeprefix("---"), where) if closed else None
+        if not isinstance(about, dict):
+            text = "its front matter is to be settings (name: value) between two ---"
+            raise BookError(Problem(f"{where}, line 1", text))
     return Page(path.stem, edition, where, raw, (Cell("", "markdown", text, about or {}),))
 
 

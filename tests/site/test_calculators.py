@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from book import asking, calculators
+from book import asking, played
 from tests.conftest import BOOK, EDITIONS
 from tests.site.reading import LOOKS, violations
 
@@ -51,7 +51,7 @@ def test_a_calculator_counts_as_its_cell(visit, run, id, cell):
     about = described.metadata["calculator"]
     values = asking.values_of(described, run.cells[id][cell].outputs)["calculator"]
     space = {"math": math, **dict(zip(about.get("values", []), values, strict=False))}
-    defined = calculators.functions(lesson)
+    defined = played.functions(lesson)
     exec("\n".join(defined[name] for name in about["functions"]), space)
     inputs = [drawn(about, values[-1] if "presets" in about else None, number) for number in range(1000)]
     names = ", ".join(each["name"] for each in about["inputs"])

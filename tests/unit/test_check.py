@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from book import check
+from book import check, texts
 from book.model import BookError, Problem
 from tests.unit.conftest import changed
 
@@ -24,15 +24,15 @@ from tests.unit.conftest import changed
     ],
 )
 def test_links(source, links):
-    assert [link for link, _line in check.parsed(source).links] == links
+    assert [link for link, _line in texts.parsed(source).links] == links
 
 
 def test_links_know_their_line():
-    assert check.parsed("one\n\ntwo\nthree\n\n- [a](b)\n- [c](d)").links == [("b", 6), ("d", 7)]
+    assert texts.parsed("one\n\ntwo\nthree\n\n- [a](b)\n- [c](d)").links == [("b", 6), ("d", 7)]
 
 
 def test_labels():
-    text = check.parsed(
+    text = texts.parsed(
         '(one)=\n# Title\n\n<span id="term-two"></span>**two**\n: It.\n\n`(three)=`\n\n```\n(four)=\n```'
     )
     assert text.labels == ["one", "term-two"]
@@ -47,7 +47,7 @@ def test_labels():
     ],
 )
 def test_titles(source, title):
-    assert check.parsed(source).title == title
+    assert texts.parsed(source).title == title
 
 
 @pytest.mark.parametrize(

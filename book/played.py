@@ -1,6 +1,6 @@
-"""Calculators: functions of a lesson that a page runs, translated to JavaScript by PScript.
+"""What readers play with after a cell, which describes it in its metadata.
 
-A code cell describes the calculator that stands after it, in its metadata:
+A calculator: functions of the lesson that the page runs, translated to JavaScript by PScript:
 
 "calculator": {"title": "Which tool?", "functions": ["choose"], "values": ["latency"],
  "inputs": [{"name": "gpus", "words": "GPUs", "value": 8}],
@@ -9,6 +9,13 @@ A code cell describes the calculator that stands after it, in its metadata:
 `functions` are defined in cells of the lesson; `values` are names whose values the kernel gives; an input is a number
 or yes or no, by the type of its value, from `least` to `most`, each a number or the name of an input before it; a result
 is an expression of the inputs. `presets`, an expression, too, is a dictionary: {"Llama 3.1 8B": {input: value}}.
+
+A step player: the page plays what the cell has noted, step by step:
+
+"player": {"title": "One call, step by step", "recording": "steps"}
+
+`recording` is an expression whose value is a list of steps: [sentence, line of code, {device: what it holds, words with
+spaces between}]. All steps name the same devices.
 """
 
 from __future__ import annotations
@@ -23,10 +30,14 @@ from .model import Cell, Lesson
 NAMES = "const math = { ceil: Math.ceil, floor: Math.floor, sqrt: Math.sqrt };"  # what lessons import
 
 
-def expressions(cell: Cell) -> list[str]:
-    """The names whose values the kernel is to give."""
-    about = cell.metadata.get("calculator", {})
-    return [*about.get("values", []), *([about["presets"]] if "presets" in about else [])]
+def expressions(cell: Cell) -> dict[str, list[str]]:
+    """What the kernel is to be asked: the devices of a step as pairs, for the order of keys is lost in a file."""
+    about, player = cell.metadata.get("calculator", {}), cell.metadata.get("player")
+    steps = [f"[[sentence, line, [*held.items()]] for sentence, line, held in {player['recording']}]"] if player else []
+    return {
+        "calculator": [*about.get("values", []), *([about["presets"]] if "presets" in about else [])],
+        "player": steps,
+    }
 
 
 def wrong(lesson: Lesson, cell: Cell) -> str:
@@ -41,13 +52,13 @@ def wrong(lesson: Lesson, cell: Cell) -> str:
 
 
 def structure(cell: Cell) -> Any:
-    """What editions have in common in a calculator: all but the words."""
+    """What editions have in common: all but the words."""
     about = cell.metadata.get("calculator", {})
     parts = [
         [{k: v for k, v in each.items() if k not in ("words", "unit", "choices")} for each in about.get(key, [])]
         for key in ("inputs", "results")
     ]
-    return [*parts, about.get("functions"), about.get("values"), about.get("presets")]
+    return [*parts, about.get("functions"), expressions(cell)]
 
 
 @cache
@@ -72,15 +83,22 @@ def python(lesson: Lesson, cell: Cell) -> str:
     return "\n".join([*(defined[name] for name in about["functions"]), f"def results({inputs}):\n return [{results}]"])
 
 
-def about(lesson: Lesson, cell: Cell, values: list[Any]) -> dict[str, Any]:
-    """What a page knows of the calculator."""
+def calculator(lesson: Lesson, cell: Cell, values: list[Any]) -> dict[str, Any]:
+    """What a page knows of the calculator of a cell."""
     known = cell.metadata["calculator"]
     presets = values[-1] if "presets" in known else None
     return {"vary": None, **known, "presets": presets, "scripts": [f"{lesson.name}.js"], "cell": cell.id}
 
 
+def player(cell: Cell, values: list[Any]) -> dict[str, Any]:
+    """What a page knows of the player of a cell."""
+    steps = [{"sentence": sentence, "line": line, "held": dict(held)} for sentence, line, held in values[0]]
+    devices = list(steps[0]["held"])
+    return {"title": cell.metadata["player"]["title"], "id": cell.id, "devices": devices, "steps": steps}
+
+
 def script(lesson: Lesson, cell: Cell, values: list[Any]) -> str:
-    """A script that registers the calculator under its cell's id."""
+    """A script that registers the calculator of a cell under its id."""
     from pscript import py2js
 
     about = cell.metadata["calculator"]
