@@ -7,7 +7,7 @@ import torch
 
 from tests.conftest import EDITIONS
 from tests.site.firefox import firefox
-from tests.site.reading import PAGES
+from tests.site.reading import LOOKS, PAGES
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +28,9 @@ def page(started):
     assert not started.complaints
 
 
-@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("edition", EDITIONS)
-def test_pages_open(page, html, edition, width):
+def test_pages_open(page, html, edition):
+    width, _scheme = LOOKS[edition]
     for name in [*PAGES, "search"]:
         page.open(f"{html.as_uri()}/{edition}/{name}.html", width)
         assert page.evaluate("document.querySelector('h1').offsetHeight > 0")
