@@ -43,7 +43,7 @@ def stop(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def checked(book: Book, ahead: bool = False, strict: bool = False) -> Book:
+def must_be_good(book: Book, ahead: bool = False, strict: bool = False) -> None:
     """Prints notes; raises BookError at other problems. ahead: the source edition may be. strict: all must be tidy."""
     found = [*rules.check(book), *(replace(problem, note=not strict) for problem in rules.untidy(book))]
     found += [replace(problem, note=ahead) for problem in rules.pairs(book)]
@@ -52,14 +52,13 @@ def checked(book: Book, ahead: bool = False, strict: bool = False) -> Book:
             print(f"note: {problem}")
     if errors := [problem for problem in found if not problem.note]:
         raise BookError(*errors)
-    return book
 
 
 def build_book(count: int | None = None, force: bool = False, cold: bool = False, ahead: bool = False) -> None:
     """Checks, executes and renders the book that the working folder is in."""
     site.warm_up(sources.find_root())
     with texts.keeping((book := sources.load()).root / "_build" / "found.json", site.LOADED):
-        checked(book, ahead)
+        must_be_good(book, ahead)
     with files.lock(book.root / "_build"):
         execute_lessons(book, book.lessons, count, force, cold, runs.run_folder(book.root))
         render_pages(book)
@@ -169,7 +168,7 @@ def serve(port: int) -> None:
 @commands.command()
 def check() -> None:
     """Check pairs, links, what lessons need, and that notebooks are tidy."""
-    checked(sources.load(), strict=True)
+    must_be_good(sources.load(), strict=True)
 
 
 @commands.command("runs")

@@ -20,6 +20,7 @@ from .model import Cell, Lesson
 
 TRUTHS = "application/vnd.book.truths+json"  # the MIME type of an output that no page shows
 KEYS = {"question", "truth", "choices", "any", "hint"}
+KINDS = {bool: "choice", int: "number", float: "number", list: "list", tuple: "list"}  # how an answer is given
 
 
 def questions(cell: Cell) -> list[dict[str, Any]]:
@@ -58,9 +59,13 @@ def values_of(cell: Cell, outputs: list[dict[str, Any]]) -> dict[str, list[Any]]
 
 
 def asked(cell: Cell, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The questions of a cell with the values of their truths."""
-    truths = values_of(cell, outputs).get("ask", [])
-    return [{**each, "truth": value} for each, value in zip(questions(cell), truths, strict=False)]
+    """The questions of a cell, each with all its right answers, and how an answer is given."""
+    truths, found = values_of(cell, outputs).get("ask", []), []
+    for each, truth in zip(questions(cell), truths, strict=False):
+        right = list(truth) if each.get("any") else [truth]
+        kind = "choice" if "choices" in each else KINDS.get(type(right[0]), "text")
+        found.append({**each, "right": right, "kind": kind})
+    return found
 
 
 def hint(cell: Cell) -> str:

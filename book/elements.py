@@ -147,11 +147,11 @@ def visit_ask_box(self: Any, node: AskBox) -> None:
         return
     questions = []
     for each in node["questions"]:
-        choices = each.get("choices") or (kind_of(each) == "choice" and {"true": _("yes"), "false": _("no")}) or {}
+        choices = each.get("choices") or (each["kind"] == "choice" and {"true": _("yes"), "false": _("no")}) or {}
         words = {value: INLINE.renderInline(text) for value, text in choices.items()}
-        about = {"kind": kind_of(each), "choices": words, "hint": each.get("hint")}
+        about = {"kind": each["kind"], "choices": words, "hint": each.get("hint")}
         questions.append({"question": INLINE.renderInline(each["question"]), **about})
-    truths = [{"kind": kind_of(each), "right": rights_of(each)} for each in node["questions"]]
+    truths = [{"kind": each["kind"], "right": each["right"]} for each in node["questions"]]
     about = {key: node[key] for key in ("name", "exercise", "hint")}
     self.body.append(self.builder.templates.render("ask.html", {**about, "questions": questions, "truths": truths}))
     if not node["exercise"]:
@@ -161,17 +161,6 @@ def visit_ask_box(self: Any, node: AskBox) -> None:
 def depart_ask_box(self: Any, node: AskBox) -> None:
     if self.builder.name == "html":
         self.body.append("</ask-box>\n" if node["exercise"] else "</answer-part></ask-box>\n")
-
-
-def rights_of(question: dict[str, Any]) -> list[Any]:
-    """All right answers."""
-    return list(question["truth"]) if question.get("any") else [question["truth"]]
-
-
-def kind_of(question: dict[str, Any]) -> str:
-    """How an answer is given: as a "choice", "number", "list" or "text"."""
-    kinds = {bool: "choice", int: "number", float: "number", list: "list", tuple: "list"}
-    return "choice" if "choices" in question else kinds.get(type(rights_of(question)[0]), "text")
 
 
 class RunPanel(nodes.General, nodes.Element):

@@ -39,8 +39,9 @@ def test_every_truth_is_what_the_notebook_found(run, html, lesson):
     expected = {}
     for cell in BOOK.page(lesson).code:
         name = f"{lesson.partition('/')[2]}/{cell.id.removesuffix('-check')}"
-        if questions := asking.asked(cell, run.cells[lesson][cell.id].outputs):
-            expected[name] = [q["truth"] if q.get("any") else [q["truth"]] for q in questions]
+        values = asking.values_of(cell, run.cells[lesson][cell.id].outputs).get("ask", [])
+        if questions := list(zip(asking.questions(cell), values, strict=True)):
+            expected[name] = [value if question.get("any") else [value] for question, value in questions]
     assert json.loads(json.dumps(expected)) == found != {}
 
 
