@@ -1,6 +1,6 @@
 """How long the book takes to make, beside stock tools: python -m tools.benchmark_engine [--rounds 3] [--markdown]
 
-The same notebooks (lessons 1 to 9, both editions, which start no processes of their own; without labels and links to
+The same notebooks (lessons 1 to 8, both editions, which start no processes of their own; without labels and links to
 them, so that they can be multiplied) are executed and rendered by each way in turn, round by round; the table has medians.
 Beside wall time: CPU seconds of all processes, and the most memory that they held at once (PSS, so that what forked
 kernels share counts once). The floor is a yardstick: CPU seconds of the kernels beyond their imports, divided by the
@@ -62,13 +62,13 @@ def plain(text):
 
 
 def small_book(folder, times):
-    """A copy of the repository with lessons 1 to 9, each `times` times."""
+    """A copy of the repository with lessons 1 to 8, each `times` times."""
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*BUILT))
     for edition in EDITIONS:
         for path in (folder / "notebooks" / edition).glob("*.ipynb"):
             notebook = json.loads(path.read_text(encoding="utf-8"))
             path.unlink()
-            if path.stem >= "10":  # starts processes
+            if path.stem >= "09":  # starts processes
                 continue
             for cell in notebook["cells"]:
                 if cell["cell_type"] == "markdown":
