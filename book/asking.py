@@ -24,7 +24,8 @@ KINDS = {bool: "choice", int: "number", float: "number", list: "list", tuple: "l
 
 
 def questions(cell: Cell) -> list[dict[str, Any]]:
-    return list(cell.metadata.get("ask", []))
+    asked = cell.metadata.get("ask", [])
+    return [each for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
 
 
 def expressions(lesson: Lesson) -> dict[str, list[str]]:
@@ -79,13 +80,15 @@ def hint(cell: Cell) -> str:
 
 def wrong(cell: Cell) -> str:
     """What is wrong with the questions of a cell, if anything."""
+    if questions(cell) != cell.metadata.get("ask", []):
+        return "`ask` is a list of questions, each with its truth: see book/asking.py"
     for each in questions(cell):
         if not {"question", "truth"} <= {*each} <= KEYS:
             return f"`ask` takes {', '.join(sorted(KEYS))}; question and truth are needed"
         try:
             ast.parse(each["truth"], mode="eval")
-        except SyntaxError:
-            return f"the truth is no expression: {each['truth']}"
+        except (SyntaxError, TypeError):
+            return f"the truth is no expression in a text: {each['truth']}"
     return ""
 
 

@@ -16,7 +16,7 @@ from unicodedata import east_asian_width
 from urllib.parse import unquote
 
 from . import asking, played
-from .files import json_text, notebook_json, parse_yaml
+from .files import KEPT_METADATA, json_text, notebook_json, parse_yaml
 from .machine import LIMITS
 from .model import ALONE_TAG, CELL_ANCHOR, COMPARE_TAG, EXPLORER, Book, Cell, Lesson, Page, Problem
 from .runs import stale
@@ -77,8 +77,13 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
             yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} NEW-ID"
         if shared_source(book, cell, lesson.edition) not in (None, cell.source):
             yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
-        for tag in {*cell.tags} - TAGS:
-            yield cell, f"no tag is called {tag}; there are: {', '.join(sorted(TAGS))}"
+        for name in {*cell.metadata} - {*KEPT_METADATA}:  # editors leave others
+            if near := difflib.get_close_matches(name, KEPT_METADATA, 1, 0.8):
+                yield cell, f"nothing in its metadata is called {name}; did you mean {near[0]}?"
+        if not isinstance(cell.metadata.get("tags", []), list):
+            yield cell, "its tags are to be a list"
+        elif unknown := {*cell.tags} - TAGS:
+            yield cell, f"no tag is called {', '.join(sorted(unknown))}; there are: {', '.join(sorted(TAGS))}"
         if text := asking.wrong(cell) or played.wrong(lesson, cell):
             yield cell, text
         figure = cell.metadata.get("mystnb", {})
@@ -151,7 +156,7 @@ def links(book: Book) -> Iterator[Problem]:
         labels: set[str] = set()
         for page in edition.pages.values():
             mine = [label for cell in page.cells for label in text_of(cell).labels]
-            for label in [label for label in mine if label in labels]:
+            for label in sorted({label for label in mine if label in labels or mine.count(label) > 1}):
                 yield Problem(page.path, f"the label {label} is given twice")
             labels.update(mine)
             places[page.file] = {*mine, *(CELL_ANCHOR + cell.id for cell in page.cells if cell.kind == "code")}

@@ -70,6 +70,7 @@ def parse_notebook(text: str, where: str) -> tuple[Cell, ...]:
         problems = [] if cells else [Problem(where, "it has no cells")]
         for number, cell in enumerate(cells, start=1):
             cell["source"] = "".join(cell["source"])
+            cell["source"].encode()
             first = cell["source"].partition("\n")[0]
             for key in ("id", "cell_type", "metadata"):
                 if key not in cell:
@@ -77,7 +78,7 @@ def parse_notebook(text: str, where: str) -> tuple[Cell, ...]:
     except json.JSONDecodeError as error:
         conflict = "has marks of a merge conflict" if "<<<<<<<" in text else f"not a notebook: {error.msg}"
         raise BookError(Problem(f"{where}, line {error.lineno}", conflict)) from None
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, UnicodeEncodeError) as error:
         raise BookError(Problem(where, f"not a notebook of format 4.5 ({error})")) from None
     if problems:
         raise BookError(*problems)

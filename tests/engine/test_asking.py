@@ -70,7 +70,8 @@ def test_a_truth_that_is_none(book, truth, said):
 @pytest.mark.parametrize(
     "question, said",
     [
-        ({"truth": "rows ="}, "the truth is no expression: rows ="),
+        ({"truth": "rows ="}, "the truth is no expression in a text: rows ="),
+        ({"truth": 4}, "the truth is no expression in a text: 4"),
         ({"truht": "rows"}, "`ask` takes any, choices, hint, question, truth; question and truth are needed"),
     ],
 )

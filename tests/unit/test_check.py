@@ -107,3 +107,29 @@ def test_pages_are_behind_until_they_are_translated_again(small):
     newer = changed(small, "en/01_count", predict="**Predict**: what comes out?")
     assert [cell.id for cell in newer.behind(newer.page("zh/01_count"))] == ["predict"]
     assert newer.behind(newer.page("en/01_count")) == [], "the source edition is never behind"
+
+
+ASK = "`ask` is a list of questions, each with its truth: see book/asking.py"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"tags": "compare"}, "its tags are to be a list"),
+        ({"ask": {"question": "How many?"}}, ASK),
+        ({"ask": "How many?"}, ASK),
+        ({"asks": []}, "nothing in its metadata is called asks; did you mean ask?"),
+        ({"ask": ["How many?"]}, ASK),
+        ({"ask": [{"question": "How many?", "truth": 3}]}, "the truth is no expression in a text: 3"),
+    ],
+)
+def test_metadata_of_another_kind(small, metadata, said):
+    cell = next(c for c in small.page("zh/02_total").cells if c.id == "total")
+    cell.metadata.update(metadata)
+    assert Problem("notebooks/zh/02_total.ipynb, cell total", said) in check.check(small)
+    check.pairs(small)  # no traceback
+
+
+def test_a_label_twice_in_a_page(small):
+    found = check.check(changed(small, "en/02_total", rule="(one)=\n## A rule\n\n(one)=\n## Another"))
+    assert Problem("notebooks/en/02_total.ipynb", "the label one is given twice") in found

@@ -116,3 +116,8 @@ def test_one_lock_at_a_time(tmp_path):
         assert (tmp_path / "html-abcd1234").exists(), "it belongs to the other build"
     with files.lock(tmp_path):
         pass
+
+
+def test_half_a_letter_is_none():
+    with pytest.raises(BookError, match=r"^x\.ipynb: not a notebook .*surrogates not allowed"):
+        files.parse_notebook(files.json_text(files.notebook_json([Cell("a", "markdown", "\ud83d")])), "x.ipynb")
