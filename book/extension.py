@@ -43,6 +43,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("build-finished", pages.write_downloads)
     add_directives(app, pages.book, pages.edition)
     add_elements(app)
+    # Sphinx looks only at files that it knows: if there are other recorded runs, it is to read all pages again.
+    app.add_config_value("recorded_runs", [run.name for run in pages.book.recorded], "env", [list])
     return {"parallel_read_safe": False, "env_version": LOADED}  # another one: Sphinx forgets all that it has read
 
 
@@ -175,7 +177,8 @@ class Pages:
         paths = [path for folder in ("static", "templates", "locale") for path in (HERE / folder).rglob("*.*")]
         texts = [path.read_bytes() for path in sorted(paths) if path.suffix != ".mo"]
         editions = [(replace(e, pages={}), prints(self.book, e.name)) for e in self.book.editions.values()]
-        frame = hashlib.sha256(repr((titles, facts, texts, editions, self.book.config)).encode()).hexdigest()
+        made_of = [titles, facts, texts, editions, self.book.config, self.book.toc]
+        frame = hashlib.sha256(repr(made_of).encode()).hexdigest()
         before, env.book_frame = getattr(env, "book_frame", None), frame  # type: ignore[attr-defined]
         return [] if frame == before else sorted(env.found_docs)
 

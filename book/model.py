@@ -183,6 +183,7 @@ class Edition:
 class Book:
     root: Path
     config: dict[str, Any]  # _config.yml
+    toc: dict[str, Any]  # _toc.yml
     editions: dict[str, Edition]  # by name; the source edition first
     shared: dict[str, str] = field(default_factory=dict)  # cells that several lessons repeat: see sources.load_shared
     recorded: list[Run] = field(default_factory=list)  # what machines have recorded of the book's results

@@ -34,7 +34,7 @@ STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and 
 RENDERERS = get_context("forkserver")
 IMPORTS = ["jupyter_book.cli.main", "jupyter_book.sphinx", "myst_nb.sphinx_ext", "furo", "book.extension"]
 NEVER_EXECUTE = "BOOK_NEVER_EXECUTES"  # an environment variable: lessons have been executed, or are not to be shown
-TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext")
+TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "markdown-it-py", "mdit-py-plugins", "jupytext")
 
 
 def site_folder(root: Path) -> Path:
@@ -82,7 +82,7 @@ def render(book: Book) -> bool:
         if any(complaints):
             raise BookError(*(line for lines in complaints for line in lines))
         for page in [page for edition in book.editions.values() for page in edition.pages.values()]:
-            if files.read_text(book.root / page.path, book.root) != page.raw:
+            if files.read_text(book.root / page.path, book.root, "utf-8") != page.raw:
                 raise BookError(f"{page.path}: changed while the book was built; build again")
         root_pages(book, fresh)
         name = re.sub(r"[^a-z0-9]+", "-", book.source.title.lower()).strip("-")
@@ -98,7 +98,7 @@ def digest(book: Book, run: Run) -> str:
     shown = [runs.to_json(each) for each in (run, *book.recorded)]
     paths = sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".py", ".mo", ".pyc"))
     made_by = [LOADED, *map(version, TOOLS), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)]
-    made_of = [texts, editions, list(book.source.pages), book.config, shown, made_by, repository(book)]
+    made_of = [texts, editions, book.toc, book.config, shown, made_by, repository(book)]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
@@ -146,7 +146,7 @@ def run_sphinx(book: Book, edition: Edition, kind: str = "", *more: str) -> list
     process.join()
     if process.exitcode == 0:
         return []
-    text = files.read_text(output / "log.txt", book.root).replace(f"{book.root}/", "")
+    text = re.sub(r"\x1b\[[\d;]*m", "", files.read_text(output / "log.txt", book.root)).replace(f"{book.root}/", "")
     warnings = [line for line in text.splitlines() if "WARNING:" in line or "ERROR:" in line]
     return warnings or [f"Jupyter Book failed on the edition {edition.name}:\n{text[-2000:]}"]
 
@@ -208,7 +208,7 @@ def serve(root: Path, port: int, build: Callable[[], None]) -> None:
             build()
             problem = ""
         except BookError as error:
-            problem = f"error: {error}"
+            problem = "\n".join(f"error: {line}" for line in error.lines)
             print(problem, file=sys.stderr)
 
     class Pages(StaticFileHandler):  # type: ignore[misc]
@@ -217,6 +217,9 @@ def serve(root: Path, port: int, build: Callable[[], None]) -> None:
                 self.finish(f"<html><head></head><body><pre>{html.escape(problem)}</pre></body></html>")
             else:
                 await super().get(path, include_body)
+
+        def compute_etag(self) -> str | None:
+            return None if problem else super().compute_etag()  # of a file, and there is none
 
     rebuild()
     server = Server()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from sphinx_external_toc.parsing import MalformedError, parse_toc_data
@@ -40,7 +41,8 @@ def load(root: Path | None = None) -> Book:
     """
     root = root or find_root()
     problems: list[str] = []
-    order = read_order(root)
+    toc = files.read_yaml(root / "_toc.yml", root)
+    order = reading_order(toc)
     editions = []
     for settings in sorted((root / NOTEBOOKS).glob(f"*/{SETTINGS}")):
         with collecting(problems):
@@ -56,7 +58,7 @@ def load(root: Path | None = None) -> Book:
     if address := os.environ.get(ADDRESS):
         config["html"] = {**(config.get("html") or {}), "baseurl": address}
     by_name = {edition.name: edition for edition in editions}
-    return Book(root, config, by_name, load_shared(root), runs.recorded(root))
+    return Book(root, config, toc, by_name, load_shared(root), runs.recorded(root))
 
 
 @contextmanager
@@ -68,10 +70,10 @@ def collecting(problems: list[str]) -> Iterator[None]:
         problems += error.lines
 
 
-def read_order(root: Path) -> list[str]:
+def reading_order(toc: dict[str, Any]) -> list[str]:
     """The names of the pages in reading order, as _toc.yml has them for all editions."""
     try:
-        return list(parse_toc_data(files.read_yaml(root / "_toc.yml", root)))
+        return list(parse_toc_data(toc))
     except MalformedError as error:
         raise BookError(Problem("_toc.yml", str(error))) from None
 

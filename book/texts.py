@@ -6,9 +6,11 @@ import ast
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from .files import read_json, write_text
 from .model import Cell
 
 MAGIC = re.compile(r"^(\s*)(%%?[a-z].*|!(?!=).*)", re.MULTILINE)  # not the operators % and !=, continuing a line
+PARSERS = ("markdown-it-py", "mdit-py-plugins")
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(deflist_plugin).use(myst_block_plugin)
 
 found: dict[str, Any] = {}  # what `kept` functions have found, by a hash of their names and texts
@@ -44,8 +47,8 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def keeping(path: Path, made_by: str) -> Iterator[None]:
     """Begins with what `kept` functions found the last time, if they were the same, and keeps what they were asked for."""
-    last = read_json(path)
-    if isinstance(last, dict) and last.get("made by") == made_by:
+    made_by, last = " ".join([made_by, sys.version, *map(version, PARSERS)]), read_json(path)
+    if isinstance(last, dict) and last.get("made by") == made_by and isinstance(last.get("found"), dict):
         found.update(last["found"])
     before = {*found}
     yield

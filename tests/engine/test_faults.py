@@ -325,3 +325,25 @@ def test_a_busy_port(book):
     assert done.code == 1 and "Traceback" not in done.err
     assert re.search(r"^error: .*(port|already in use)", done.err, re.MULTILINE), done.err
     assert os.strerror(98) in done.err or "port" in done.err
+
+
+def test_the_browser_shows_what_is_wrong(book):
+    """Where there was a good page before, and nowhere else."""
+    import socket
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    book.replace("notebooks/en/01_count.ipynb", "what will this cell print?", "what will [it](no.md) print?")
+    with book.running("serve", "--port", str(port)) as process:
+        for _ in range(600):
+            try:
+                page = urlopen(f"http://127.0.0.1:{port}/en/01_count.html", timeout=10).read().decode()
+                break
+            except URLError:
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.1)
+        assert "error: notebooks/en/01_count.ipynb, cell predict: no file no.md" in page
+        assert "livereload.js" in page, "the page comes by itself once it is right"

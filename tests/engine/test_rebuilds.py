@@ -1,9 +1,12 @@
 """What is made anew after a change, and what is not."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+
+import pytest
 
 from tests.engine.conftest import EDITIONS, TESTS, changed
 
@@ -172,3 +175,43 @@ def test_code_of_the_package_saved_between_two_renderings(book):
     for edition in EDITIONS:
         assert "new: " in book.page(f"{edition}/index.html")
     assert "already" in book.good("render")
+
+
+def test_a_caption_in_the_contents_reaches_every_page(book):
+    """It stayed as it was where the page itself had not changed, and so did the order of the lessons."""
+    book.replace("_toc.yml", "chapters:", "parts:\n- caption: A new part\n  chapters:")
+    book.good("render")
+    book.replace("_toc.yml", "A new part", "A newer part")
+    book.good("render")
+    for page in PAGES:
+        assert "A newer part" in book.page(page), page
+
+
+def test_a_run_that_is_recorded_later_is_shown(book):
+    book.good("record", "run")
+    (path,) = (book.folder / "runs").glob("*.json")
+    run = json.loads(path.read_text("utf-8"))
+    path.unlink()
+    for provenance in run["lessons"].values():
+        provenance["gpus"] = ["Made-up GPU"] * 2
+    (path.parent / "made-up.json").write_text(json.dumps(run), "utf-8")
+    for shown in (True, False):
+        book.good("render")
+        assert ("Made-up GPU" in book.page("en/02_total.html")) == shown
+        (path.parent / "made-up.json").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("damaged", ["{", '{"made by": %s}', '{"made by": %s, "found": []}'])
+def test_a_damaged_file_of_what_was_found_heals(book, damaged):
+    path = book.folder / "_build" / "found.json"
+    made_by = json.dumps(json.loads(path.read_text("utf-8"))["made by"])
+    path.write_text(damaged.replace("%s", made_by), "utf-8")
+    assert "already rendered" in book.good("build")
+    assert json.loads(path.read_text("utf-8"))["found"]
+
+
+def test_a_byte_order_mark_stops_no_build(book):
+    path = book.path("en", "index.md")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"# ", b"# Marked: ", 1))
+    book.good("build")
+    assert "Marked: " in book.page("en/index.html")
