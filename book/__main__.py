@@ -45,8 +45,9 @@ def stop(number: int, frame: Any) -> None:
 
 def must_be_good(book: Book, ahead: bool = False, strict: bool = False) -> None:
     """Prints notes; raises BookError at other problems. ahead: the source edition may be. strict: all must be tidy."""
-    found = [*rules.check(book), *(replace(problem, note=not strict) for problem in rules.untidy(book))]
-    found += [replace(problem, note=ahead) for problem in rules.pairs(book)]
+    with texts.keeping(book.root / "_build" / "found.json", site.LOADED):
+        found = [*rules.check(book), *(replace(problem, note=not strict) for problem in rules.untidy(book))]
+        found += [replace(problem, note=ahead) for problem in rules.pairs(book)]
     for problem in found:
         if problem.note:
             print(f"note: {problem}")
@@ -57,8 +58,7 @@ def must_be_good(book: Book, ahead: bool = False, strict: bool = False) -> None:
 def build_book(count: int | None = None, force: bool = False, cold: bool = False, ahead: bool = False) -> None:
     """Checks, executes and renders the book that the working folder is in."""
     site.warm_up(sources.find_root())
-    with texts.keeping((book := sources.load()).root / "_build" / "found.json", site.LOADED):
-        must_be_good(book, ahead)
+    must_be_good(book := sources.load(), ahead)
     with files.lock(book.root / "_build"):
         execute_lessons(book, book.lessons, count, force, cold, runs.run_folder(book.root))
         render_pages(book)

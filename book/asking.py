@@ -25,7 +25,8 @@ KINDS = {bool: "choice", int: "number", float: "number", list: "list", tuple: "l
 
 def questions(cell: Cell) -> list[dict[str, Any]]:
     asked = cell.metadata.get("ask", [])
-    return [each for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
+    found = [each for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
+    return [each for each in found if isinstance(each.get("choices", {}), dict)]
 
 
 def expressions(lesson: Lesson) -> dict[str, list[str]]:

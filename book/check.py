@@ -77,12 +77,10 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
             yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} NEW-ID"
         if shared_source(book, cell, lesson.edition) not in (None, cell.source):
             yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
-        for name in {*cell.metadata} - {*KEPT_METADATA}:  # editors leave others
+        for name in sorted({*cell.metadata} - {*KEPT_METADATA}):  # editors leave others
             if near := difflib.get_close_matches(name, KEPT_METADATA, 1, 0.8):
                 yield cell, f"nothing in its metadata is called {name}; did you mean {near[0]}?"
-        if not isinstance(cell.metadata.get("tags", []), list):
-            yield cell, "its tags are to be a list"
-        elif unknown := {*cell.tags} - TAGS:
+        if unknown := {*cell.tags} - TAGS:
             yield cell, f"no tag is called {', '.join(sorted(unknown))}; there are: {', '.join(sorted(TAGS))}"
         if text := asking.wrong(cell) or played.wrong(lesson, cell):
             yield cell, text

@@ -70,15 +70,18 @@ def parse_notebook(text: str, where: str) -> tuple[Cell, ...]:
         problems = [] if cells else [Problem(where, "it has no cells")]
         for number, cell in enumerate(cells, start=1):
             cell["source"] = "".join(cell["source"])
-            cell["source"].encode()
+            json.dumps([cell["source"], cell.get("metadata")], ensure_ascii=False).encode()
             first = cell["source"].partition("\n")[0]
             for key in ("id", "cell_type", "metadata"):
                 if key not in cell:
                     problems.append(Problem(f"{where}, cell {number} ({first})", f"not of format 4.5: it has no {key}"))
+            tags = cell.get("metadata", {}).get("tags", [])
+            if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+                problems.append(Problem(f"{where}, cell {number} ({first})", "its tags are to be a list of texts"))
     except json.JSONDecodeError as error:
         conflict = "has marks of a merge conflict" if "<<<<<<<" in text else f"not a notebook: {error.msg}"
         raise BookError(Problem(f"{where}, line {error.lineno}", conflict)) from None
-    except (KeyError, TypeError, UnicodeEncodeError) as error:
+    except (AttributeError, KeyError, TypeError, UnicodeEncodeError) as error:
         raise BookError(Problem(where, f"not a notebook of format 4.5 ({error})")) from None
     if problems:
         raise BookError(*problems)

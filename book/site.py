@@ -24,6 +24,7 @@ from pathlib import Path
 
 from . import files, runs
 from .model import Book, BookError, Edition, Run
+from .texts import PARSERS
 
 HERE = Path(__file__).parent
 # The package's code as this process has it: `serve` does not load it anew. All pages are made anew when it changes.
@@ -34,7 +35,7 @@ STAMP = ".rendered.json"  # in the site: a hash of all that it was made of, and 
 RENDERERS = get_context("forkserver")
 IMPORTS = ["jupyter_book.cli.main", "jupyter_book.sphinx", "myst_nb.sphinx_ext", "furo", "book.extension"]
 NEVER_EXECUTE = "BOOK_NEVER_EXECUTES"  # an environment variable: lessons have been executed, or are not to be shown
-TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "markdown-it-py", "mdit-py-plugins", "jupytext")
+TOOLS = ("jupyter-book", "sphinx", "furo", "myst-nb", "jupytext", *PARSERS)
 
 
 def site_folder(root: Path) -> Path:
@@ -214,16 +215,14 @@ def serve(root: Path, port: int, build: Callable[[], None]) -> None:
     class Pages(StaticFileHandler):  # type: ignore[misc]
         async def get(self, path: str, include_body: bool = True) -> None:
             if problem and path.endswith((".html", "/")):
+                self.set_status(500)
                 self.finish(f"<html><head></head><body><pre>{html.escape(problem)}</pre></body></html>")
             else:
                 await super().get(path, include_body)
 
-        def compute_etag(self) -> str | None:
-            return None if problem else super().compute_etag()  # of a file, and there is none
-
     rebuild()
     server = Server()
     server.SFH = Pages
-    for pattern in ("_config.yml", "_toc.yml", "notebooks/**/*.*", "book/static/*", "book/templates/*"):
+    for pattern in ("_config.yml", "_toc.yml", "notebooks/**/*.*", "runs/*.json", "book/static/*", "book/templates/*"):
         server.watch(str(root / pattern), rebuild)
     server.serve(root=str(site_folder(root)), port=port, open_url_delay=None)

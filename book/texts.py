@@ -47,6 +47,7 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def keeping(path: Path, made_by: str) -> Iterator[None]:
     """Begins with what `kept` functions found the last time, if they were the same, and keeps what they were asked for."""
+    asked.clear()
     made_by, last = " ".join([made_by, sys.version, *map(version, PARSERS)]), read_json(path)
     if isinstance(last, dict) and last.get("made by") == made_by and isinstance(last.get("found"), dict):
         found.update(last["found"])

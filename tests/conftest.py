@@ -97,7 +97,7 @@ def once(place, name, make):
             try:
                 wrong = make(place / name)
             except AssertionError as error:
-                wrong = str(error)
+                wrong = str(error) or repr(error)
             said.write_text(wrong, encoding="utf-8")
     if text := said.read_text(encoding="utf-8"):
         pytest.fail(text, pytrace=False)

@@ -328,9 +328,8 @@ def test_a_busy_port(book):
 
 
 def test_the_browser_shows_what_is_wrong(book):
-    """Where there was a good page before, and nowhere else."""
     import socket
-    from urllib.error import URLError
+    from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
 
     with socket.socket() as free:
@@ -340,7 +339,9 @@ def test_the_browser_shows_what_is_wrong(book):
     with book.running("serve", "--port", str(port)) as process:
         for _ in range(600):
             try:
-                page = urlopen(f"http://127.0.0.1:{port}/en/01_count.html", timeout=10).read().decode()
+                urlopen(f"http://127.0.0.1:{port}/en/01_count.html", timeout=10)
+            except HTTPError as error:
+                page = error.read().decode()
                 break
             except URLError:
                 assert process.poll() is None, process.communicate()

@@ -115,7 +115,7 @@ ASK = "`ask` is a list of questions, each with its truth: see book/asking.py"
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        ({"tags": "compare"}, "its tags are to be a list"),
+        ({"ask": [{"question": "How many?", "truth": "3", "choices": ["3"]}]}, ASK),
         ({"ask": {"question": "How many?"}}, ASK),
         ({"ask": "How many?"}, ASK),
         ({"asks": []}, "nothing in its metadata is called asks; did you mean ask?"),

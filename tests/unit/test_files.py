@@ -118,6 +118,14 @@ def test_one_lock_at_a_time(tmp_path):
         pass
 
 
-def test_half_a_letter_is_none():
+@pytest.mark.parametrize("cell", [Cell("a", "markdown", "\ud83d"), Cell("a", "markdown", "", {"topic": "\ud83d"})])
+def test_half_a_letter_is_none(cell):
     with pytest.raises(BookError, match=r"^x\.ipynb: not a notebook .*surrogates not allowed"):
-        files.parse_notebook(files.json_text(files.notebook_json([Cell("a", "markdown", "\ud83d")])), "x.ipynb")
+        files.parse_notebook(files.json_text(files.notebook_json([cell])), "x.ipynb")
+
+
+@pytest.mark.parametrize("tags", [None, 4, "compare", [1]])
+def test_tags_are_a_list_of_texts(tags):
+    text = files.json_text(files.notebook_json([Cell("a", "markdown", "b", {"tags": tags})]))
+    with pytest.raises(BookError, match=r"^x\.ipynb, cell 1 \(b\): its tags are to be a list of texts$"):
+        files.parse_notebook(text, "x.ipynb")

@@ -14,7 +14,6 @@ def test_what_was_found_in_texts_is_kept_for_the_next_process(tmp_path, monkeypa
     def process(*given, made_by="1"):
         """The texts that were looked at, and not known from the process before."""
         monkeypatch.setattr(texts, "found", {})
-        monkeypatch.setattr(texts, "asked", set())
         calls.clear()
         with texts.keeping(tmp_path / "found.json", made_by):
             assert [length(text) for text in given] == [len(text) for text in given]
