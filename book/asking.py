@@ -19,14 +19,11 @@ from . import played
 from .model import Cell, Lesson
 
 TRUTHS = "application/vnd.book.truths+json"  # the MIME type of an output that no page shows
-KEYS = {"question", "truth", "choices", "any", "hint"}
 KINDS = {bool: "choice", int: "number", float: "number", list: "list", tuple: "list"}  # how an answer is given
 
 
 def questions(cell: Cell) -> list[dict[str, Any]]:
-    asked = cell.metadata.get("ask", [])
-    found = [each for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
-    return [each for each in found if isinstance(each.get("choices", {}), dict)]
+    return list(cell.metadata.get("ask", []))
 
 
 def expressions(lesson: Lesson) -> dict[str, list[str]]:
@@ -80,17 +77,19 @@ def hint(cell: Cell) -> str:
 
 
 def wrong(cell: Cell) -> str:
-    """What is wrong with the questions of a cell, if anything."""
-    if questions(cell) != cell.metadata.get("ask", []):
-        return "`ask` is a list of questions, each with its truth: see book/asking.py"
-    for each in questions(cell):
-        if not {"question", "truth"} <= {*each} <= KEYS:
-            return f"`ask` takes {', '.join(sorted(KEYS))}; question and truth are needed"
+    """What is wrong with the expressions of a cell, if anything."""
+    for text in [text for texts in parts(cell).values() for text in texts]:
         try:
-            ast.parse(each["truth"], mode="eval")
-        except (SyntaxError, TypeError):
-            return f"the truth is no expression in a text: {each['truth']}"
+            ast.parse(text, mode="eval")
+        except SyntaxError:
+            return f"no expression: {text}"
     return ""
+
+
+def impossible(cell: Cell, outputs: list[dict[str, Any]]) -> list[Any]:
+    """The right answers that readers are not offered: they are none of a question's choices."""
+    offered = [each for each in asked(cell, outputs) if "choices" in each]
+    return [answer for each in offered for answer in each["right"] if str(answer) not in each["choices"]]
 
 
 def structure(cell: Cell) -> list[Any]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fastjsonschema
 import yaml
 
 from .model import BookError, Cell, Problem
@@ -20,10 +21,9 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-# Of a cell: `mystnb` has the alternative text of a figure; `topic`, in a lesson's first cell, its name in the table of
-# lessons; `wrong`, an answer that an exercise's check must refuse; `numbers`, where a text has numbers from; `ask`, see `asking`, as
-# `calculator` and `player`, see `played`.
-KEPT_METADATA = ("tags", "mystnb", "translates", "topic", "wrong", "numbers", "gpu", "ask", "calculator", "player")
+CELL_SCHEMA = yaml.safe_load(Path(__file__).with_name("cell.schema.yml").read_text("utf-8"))
+KEPT_METADATA = tuple(CELL_SCHEMA["properties"]["metadata"]["properties"])
+assert_cell = fastjsonschema.compile(CELL_SCHEMA)
 
 
 def shown(path: Path, root: Path) -> str:
@@ -71,13 +71,12 @@ def parse_notebook(text: str, where: str) -> tuple[Cell, ...]:
         for number, cell in enumerate(cells, start=1):
             cell["source"] = "".join(cell["source"])
             json.dumps([cell["source"], cell.get("metadata")], ensure_ascii=False).encode()
-            first = cell["source"].partition("\n")[0]
-            for key in ("id", "cell_type", "metadata"):
-                if key not in cell:
-                    problems.append(Problem(f"{where}, cell {number} ({first})", f"not of format 4.5: it has no {key}"))
-            tags = cell.get("metadata", {}).get("tags", [])
-            if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-                problems.append(Problem(f"{where}, cell {number} ({first})", "its tags are to be a list of texts"))
+            try:
+                assert_cell(cell, name_prefix="the cell")
+            except fastjsonschema.JsonSchemaValueException as error:
+                place = cell.get("id") or f"{number} ({cell['source'].partition(chr(10))[0]})"
+                text = f"not as {CELL_SCHEMA['title']} has it: {error.message}"
+                problems.append(Problem(f"{where}, cell {place}", text))
     except json.JSONDecodeError as error:
         conflict = "has marks of a merge conflict" if "<<<<<<<" in text else f"not a notebook: {error.msg}"
         raise BookError(Problem(f"{where}, line {error.lineno}", conflict)) from None

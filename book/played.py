@@ -44,8 +44,6 @@ def wrong(lesson: Lesson, cell: Cell) -> str:
     """What is wrong with the calculator of a cell, if anything."""
     if not (about := cell.metadata.get("calculator")):
         return ""
-    if missing := {"title", "functions", "inputs", "results"} - {*about}:
-        return f"its calculator has no {', '.join(sorted(missing))}"
     if unknown := [name for name in about["functions"] if name not in functions(lesson)]:
         return f"no function of the lesson is called {', '.join(unknown)}"
     return ""

@@ -67,17 +67,16 @@ def test_a_truth_that_is_none(book, truth, said):
     assert f"notebooks/en/01_count.ipynb, cell count-rows: {said}\n" in out
 
 
-@pytest.mark.parametrize(
-    "question, said",
-    [
-        ({"truth": "rows ="}, "the truth is no expression in a text: rows ="),
-        ({"truth": 4}, "the truth is no expression in a text: 4"),
-        ({"truht": "rows"}, "`ask` takes any, choices, hint, question, truth; question and truth are needed"),
-    ],
-)
-def test_a_question_that_is_none(book, question, said):
-    ask(book, "count-rows", **question)
-    assert f"notebooks/en/01_count.ipynb, cell count-rows: {said}\n" in book.bad("check")
+def test_a_truth_that_is_no_expression(book):
+    ask(book, "count-rows", truth="rows =")
+    assert "notebooks/en/01_count.ipynb, cell count-rows: no expression: rows =\n" in book.bad("check")
+
+
+def test_choices_of_which_none_is_the_truth(book):
+    ask(book, "count-rows", truth="len(rows)", choices={"2": "two", "3": "three"})
+    book.good("build")
+    ask(book, "count-rows", truth="len(rows)", choices={"2": "two", "4": "four"})  # the code is the same
+    assert "notebooks/zh/01_count.ipynb, cell count-rows: none of its choices is the truth, 3\n" in book.bad("build")
 
 
 def test_editions_ask_the_same(book):

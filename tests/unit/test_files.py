@@ -124,8 +124,31 @@ def test_half_a_letter_is_none(cell):
         files.parse_notebook(files.json_text(files.notebook_json([cell])), "x.ipynb")
 
 
-@pytest.mark.parametrize("tags", [None, 4, "compare", [1]])
-def test_tags_are_a_list_of_texts(tags):
-    text = files.json_text(files.notebook_json([Cell("a", "markdown", "b", {"tags": tags})]))
-    with pytest.raises(BookError, match=r"^x\.ipynb, cell 1 \(b\): its tags are to be a list of texts$"):
+QUESTION = {"question": "How many?", "truth": "3"}
+CALCULATOR = {"title": "Which?", "functions": [], "inputs": [], "results": []}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        *[({"tags": tags}, "tags must be array") for tags in (None, 4, "compare")],
+        ({"tags": [1]}, "tags[0] must be string"),
+        ({"ask": "How many?"}, "ask must be array"),
+        ({"ask": QUESTION}, "ask must be array"),
+        ({"ask": ["How many?"]}, "ask[0] must be object"),
+        ({"ask": [QUESTION, {"question": "How many?"}]}, "ask[1] must contain ['truth'] properties"),
+        ({"ask": [{**QUESTION, "truth": 3}]}, "ask[0].truth must be string"),
+        ({"ask": [{**QUESTION, "choices": ["3"]}]}, "ask[0].choices must be object"),
+        ({"ask": [{**QUESTION, "chioces": {}}]}, "ask[0] must not contain {'chioces'} properties"),
+        ({"player": {"title": "Step by step"}}, "player must contain ['recording'] properties"),
+        ({"mystnb": {"image": "two bars"}}, "mystnb.image must be object"),
+        ({"player": "steps"}, "player must be object"),
+        ({"calculator": ["gpus"]}, "calculator must be object"),
+        ({"calculator": {**CALCULATOR, "inputs": ["gpus"]}}, "calculator.inputs[0] must be object"),
+    ],
+)
+def test_metadata_of_another_kind(metadata, said):
+    text = files.json_text(files.notebook_json([Cell("a", "code", "b", metadata)]))
+    with pytest.raises(BookError) as caught:
         files.parse_notebook(text, "x.ipynb")
+    assert str(caught.value) == f"x.ipynb, cell a: not as book/cell.schema.yml has it: the cell.metadata.{said}"
