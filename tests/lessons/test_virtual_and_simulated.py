@@ -295,6 +295,12 @@ def _():
     assert real[0] is RuntimeError and "Expected all tensors to be on the same device" in real[2]
 
 
+@difference("the number of a device, such as `x.get_device()`")
+def _():
+    virtual, real = each(lambda model, x: x.new_full(x.shape, x.get_device()), ROWS_OF_4)
+    assert (virtual.flatten().tolist(), real.flatten().tolist()) == ([0, 0, 0, 0], [0, 0, 1, 1])
+
+
 @difference("a method of the model itself, kept in an attribute")
 def _():
     def forward(model, x):
@@ -323,14 +329,28 @@ def _():
 
 @difference("how the replicas run")
 def _():
-    def meet(model, x):
+    def meet(*arguments):
         barrier.wait()
+
+    def in_forward(model, x):
+        meet()
         return x
 
-    barrier = threading.Barrier(2, timeout=0.2)
-    assert outcome(lambda: VirtualDataParallel(Does(meet), 2)(ROWS_OF_4))[0] is threading.BrokenBarrierError
-    barrier = threading.Barrier(2, timeout=30)
-    on_gpus(Does(meet).to("cuda:0"), 2)(ROWS_OF_4)
+    def in_backward(model, x):
+        x = model.times_weight(x)
+        x.register_hook(meet)
+        return x
+
+    hooked = Does(Does.times_weight)
+    hooked.register_forward_hook(meet)
+    for model in (Does(in_forward), hooked, Does(in_backward)):
+        barrier = threading.Barrier(2, timeout=0.2)
+        virtual = VirtualDataParallel(model, 2)
+        assert outcome(lambda: virtual(ROWS_OF_4).sum().backward())[0] is threading.BrokenBarrierError  # noqa: B023
+        barrier = threading.Barrier(2, timeout=30)
+        real = on_gpus(model.to("cuda:0"), 2)(ROWS_OF_4)
+        if real.requires_grad:
+            real.sum().backward()
 
 
 @difference("random numbers")
@@ -358,6 +378,8 @@ def _():
             network(batch)
         changed.append(batch.flatten().tolist())
     assert changed == [[10, 11, 2, 3], [0, 1, 2, 3]]
+    virtual, real = each(lambda model, x: x.add_(model.weight), ROWS_OF_4.clone())
+    assert virtual[0] is RuntimeError and real.flatten().tolist() == [1, 2, 3, 4]
 
 
 @difference("autocast without a dtype")
@@ -372,19 +394,29 @@ def _():
     assert (virtual.dtype, real.dtype) == (torch.bfloat16, torch.float16)
 
 
-@difference("weights in channels_last")
+@difference("weights in channels_last, or otherwise not contiguous")
 def _():
     def strides(model, x):
-        seen.append(model.kernel.stride())
+        seen.append((model.kernel.stride(), model.turned.stride()))
         return x
 
     kept = []
     for wrap in (VirtualDataParallel, on_gpus):
         model, seen = Does(strides), []
         model.kernel = nn.Parameter(torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last))
+        model.turned = nn.Parameter(torch.ones(2, 3).T)
         wrap(model.to("cuda:0"), 2)(ROWS_OF_4)
         kept.append(set(seen))
-    assert kept == [{(12, 1, 6, 3)}, {(12, 1, 6, 3), (12, 4, 2, 1)}]
+    as_it_was, contiguous = ((12, 1, 6, 3), (1, 3)), ((12, 4, 2, 1), (2, 1))
+    assert kept == [{as_it_was}, {as_it_was, contiguous}]
+
+
+@difference("`output_device`, or another order of devices")
+def _():
+    model = Does(Does.times_weight).to("cuda:1")
+    assert outcome(lambda: VirtualDataParallel(model, 2, output_device=1))[0] is TypeError
+    output = nn.DataParallel(model, device_ids=[1, 0], output_device=0)(ROWS_OF_4)
+    assert (output.device.index, output.flatten().tolist()) == (0, [0, 1, 2, 3])
 
 
 @difference("wrapped first, moved afterwards")
@@ -421,6 +453,12 @@ def _():
     virtual, real = each(lambda model, x: x.data, packed, home="cpu")
     assert isinstance(virtual, torch.Tensor)
     assert real[0] is ValueError and real[1].startswith("batch_sizes should always be on CPU")
+
+
+@difference("complex numbers, cut along dimension -1")
+def _():
+    virtual, real = each(lambda model, x: x, torch.ones(2, 4) + 1j, dim=-1)
+    assert virtual.shape == (2, 4) and real[0] is RuntimeError
 
 
 @difference("conjugated complex outputs")
