@@ -145,6 +145,19 @@ TRAPS = {
         "unregistered",
     ),
     "cpu-output": (model("", "return self.fc(x), x.cpu()"), "device"),
+    "cpu-output-before": (model("", "y = self.fc(x)\ny = y.cpu()\nreturn y"), "device"),
+    "cpu-output-by-to": (model("", "return self.fc(x).to('cpu')"), "device"),
+    "cpu-output-in-helper": (
+        model("", "return self.back(self.fc(x))").replace(
+            "    def forward", "    def back(self, y):\n        return {'y': y.cpu()}\n\n    def forward"
+        ),
+        "device",
+    ),
+    "cpu-output-lengths": (HEAD + PACK.replace(" TOTAL", ", total_length=x.size(1)").replace("[0]", ""), "device"),
+    "in-place-with-weight": (
+        model("self.position = nn.Parameter(torch.ones(5))", "x += self.position\nreturn self.fc(x)"),
+        "in-place",
+    ),
     # lesson 6
     "scalar-loss": (model("", "return self.fc(x).pow(2).sum()"), "scalar"),
     "mean-loss": (model("", "return self.fc(x).pow(2).mean()"), "scalar"),
@@ -283,6 +296,7 @@ HEALTHY = {
     "buffer-counts-calls": model(
         "self.register_buffer('calls', torch.tensor(0))", "self.calls += 1\nreturn self.fc(x)"
     ),
+    "cpu-for-a-look": model("", "y = self.fc(x)\ny.detach().cpu().mean()\nreturn y"),
     "in-place": model("", "x.mul_(2)\nreturn self.fc(x)"),
     "in-place-first-layer": HEAD + "my_model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 3))\nmy_batch = (x,)",
     "sparse-gradients": model(
@@ -466,7 +480,7 @@ ON_RANKS = {
         {"plain"},
     ),
     # PyTorch 2.13's DDP divides the gradients beside a sparse one twice; FSDP2 has no sparse ones.
-    "sparse": (HEALTHY["sparse-gradients"], {"gradient"}, {"error"}),
+    "sparse": (HEALTHY["sparse-gradients"], {"gradient"}, {"sparse"}),
 }
 LIVES_WITH = {"buffer", "batchnorm", "attribute", "kept", "optimizer"}  # the gradients are right all the same
 
