@@ -72,7 +72,7 @@ class VirtualDataParallel(nn.DataParallel):
                 type(value)(items)
                 for items in zip(*map(self.split, value.items()))
             ]
-        return [value] * n  # 其余的值切不开，由各设备共用
+        return [value] * n  # 其余的值无法切分，由各设备共用
 
     def scatter(self, inputs, kwargs, device_ids):
         chunks = self.split(inputs) if inputs else []
