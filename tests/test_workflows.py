@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from tests.conftest import ROOT, program
+from tests.conftest import BOOK, ROOT, program
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 WORKFLOWS = {path.name: yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader) for path in FILES}
@@ -101,6 +101,16 @@ def test_nothing_is_published_before_every_test_has_passed():
         assert "continue-on-error" not in str(WORKFLOWS[file]), "a failure that is forgiven holds nothing back"
     for job in jobs.values():
         assert job.get("if", "github.ref == 'refs/heads/main'") == "github.ref == 'refs/heads/main'", "no always()"
+
+
+def test_a_mac_executes_all_lessons_that_start_no_ranks():
+    """`on_ranks` needs Linux."""
+    [step] = [
+        step["run"] for step in WORKFLOWS["book.yml"]["jobs"]["macos"]["steps"] if "execute" in step.get("run", "")
+    ]
+    names = [word for word in step.split() if re.match(r"\d\d_", word)]
+    alone = [page.name for page in BOOK.source.lessons if "on-ranks" not in [cell.id for cell in page.cells]]
+    assert names == alone
 
 
 def needed(jobs, name):
