@@ -243,7 +243,5 @@ def mark_languages(doctree: nodes.document, tags: list[str]) -> None:
     for item in doctree.findall(nodes.definition_list_item):
         for strong in item.findall(nodes.strong):
             first, *names = strong.astext().split(" · ")
-            words = [
-                nodes.inline("", name, classes=[f"language-{tag}"]) for name, tag in zip(names, tags, strict=False)
-            ]
+            words = [nodes.inline("", n, classes=[f"language-{tag}"]) for n, tag in zip(names, tags, strict=False)]
             strong.children = [nodes.Text(first), *(part for word in words for part in (nodes.Text(" · "), word))]

@@ -179,10 +179,7 @@ def record(book: Book, name: str) -> Path:
     Raises BookError if the run was not executed on one machine at one commit, without other changes.
     """
     run = find(book, name)
-    cells = {
-        id: {cell: shown(known[cell]) for cell in compared(book, id) if cell in known}
-        for id, known in run.cells.items()
-    }
+    cells = {id: {c: shown(known[c]) for c in compared(book, id) if c in known} for id, known in run.cells.items()}
     if not (kept := {id: found for id, found in cells.items() if found}):
         raise BookError(f"{name}: none of its lessons has a cell with the tag {COMPARE_TAG}")
     machines = sorted({provenance.machine for provenance in run.lessons.values()})

@@ -17,6 +17,7 @@ from sphinx_external_toc.parsing import MalformedError, parse_toc_data
 
 from . import files, runs
 from .model import Book, BookError, Cell, Edition, Lesson, Page, Problem
+from .texts import text_of
 
 NOTEBOOKS = "notebooks"
 ADDRESS = "BOOK_ADDRESS"  # an environment variable: where the site will be
@@ -214,14 +215,13 @@ def new_lesson(book: Book, name: str, like: str) -> list[str]:
 
     Ids of cells, words and code are those of the other lesson, to be written over; labels begin with the new name.
     """
-    prefix, last, made, source = name[3:].replace("_", "-"), book.source.lessons[-1], [], book.source.lessons[-1]
-    if not re.fullmatch(rf"{last.number + 1:02}_[a-z][a-z0-9_]*", name):
-        raise BookError(
-            f"{name}: the next lesson is called {last.number + 1:02}_name, in small letters, after {last.name}"
-        )
+    last, made, source = book.source.lessons[-1], [], book.source.lessons[-1]
+    if not re.fullmatch(rf"{(number := last.number + 1):02}_[a-z][a-z0-9_]*", name):
+        raise BookError(f"{name}: the next lesson is called {number:02}_name, in small letters, after {last.name}")
     for model in select(book, [like]):
-        cells = [replace(cell, source=relabelled(cell, prefix, last.number + 1)) for cell in model.cells]
-        lesson = replace(model, name=name, path=f"{NOTEBOOKS}/{model.edition}/{name}.ipynb", raw="", cells=tuple(cells))
+        lesson = replace(model, name=name, path=f"{NOTEBOOKS}/{model.edition}/{name}.ipynb", raw="", number=number)
+        cells = [replace(cell, source=relabelled(cell, model, lesson)) for cell in model.cells]
+        lesson = replace(lesson, cells=tuple(cells))
         source = lesson if model.edition == book.source.name else source
         made += rewrite(book, lesson, cells if lesson is source else [up_to_date(cell, source) for cell in cells])
     toc = files.read_text(book.root / "_toc.yml", book.root)
@@ -230,9 +230,12 @@ def new_lesson(book: Book, name: str, like: str) -> list[str]:
     return [*made, "_toc.yml"]
 
 
-def relabelled(cell: Cell, prefix: str, number: int) -> str:
-    """A text cell with labels of its own and the number of the new lesson; links to its own labels follow."""
+def relabelled(cell: Cell, model: Lesson, new: Lesson) -> str:
+    """A text cell with labels of its own and the number of the new lesson; links to what is in its lesson follow."""
     if cell.kind != "markdown":
         return cell.source
-    source = re.sub(r"^\(([\w-]+)\)=$", rf"({prefix}-\1)=", cell.source, flags=re.MULTILINE)
-    return re.sub(r"^# \d+\. ", f"# {number}. ", source, flags=re.MULTILINE)
+    labels = {label for each in model.cells for label in text_of(each).labels}
+    prefix, place = new.name[3:].replace("_", "-"), rf"(^\((?=[\w-]+\)=$)|\]\((?:{re.escape(new.file)})?#)([\w-]+)"
+    source = cell.source.replace(f"]({model.file}#", f"]({new.file}#")
+    source = re.sub(place, lambda m: m[1] + f"{prefix}-" * (m[2] in labels) + m[2], source, flags=re.MULTILINE)
+    return re.sub(r"^# \d+\. ", f"# {new.number}. ", source, flags=re.MULTILINE)

@@ -10,7 +10,7 @@ import yaml
 
 from book import check, files, sources
 from book.model import BookError
-from tests.unit.conftest import DATA
+from tests.unit.conftest import DATA, changed
 
 MESSAGES = yaml.safe_load((DATA / "bad.yml").read_text(encoding="utf-8"))
 
@@ -190,6 +190,15 @@ def test_a_new_lesson(folder):
     assert english.cells[0].source.startswith('(mean-total)=\n# 3. What do they "add up" to?')
     assert chinese.cells[0].source.startswith("(mean-total)=\n# 3. 加起来是多少？")
     assert [c.source for c in english.code] == [c.source for c in book.page("en/02_total").code]
+
+
+def test_links_within_a_new_lesson_stay_in_it(small):
+    own = "[label](#total), [by its file](02_total.ipynb#total-rule), [cell](02_total.ipynb#cell-total)"
+    others = "[another lesson](01_count.ipynb#count), [a word](glossary.md#term-row) (total)\n(total) no label"
+    sources.new_lesson(changed(small, "en/02_total", rule=f"(total-rule)=\n{own}, {others}"), "03_mean", "02_total")
+    source = "".join(cell(small.root, "en", "03_mean", "rule")["source"])
+    own = "[label](#mean-total), [by its file](03_mean.ipynb#mean-total-rule), [cell](03_mean.ipynb#cell-total)"
+    assert source == f"(mean-total-rule)=\n{own}, {others}"
 
 
 def test_tidy_removes_a_byte_order_mark(folder):
