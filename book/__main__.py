@@ -1,7 +1,5 @@
 """The command line: python -m book --help"""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

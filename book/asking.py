@@ -9,8 +9,6 @@ check, it tells right from wrong, and a question's "hint" is for those who are w
 check prints then is the hint for all its questions.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from typing import Any

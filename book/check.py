@@ -5,8 +5,6 @@ links, and the same code once comments and the contents of strings are masked: a
 variable may not.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -132,11 +130,8 @@ def code_pair(where: str, source: str, code: str) -> list[Problem]:
 
 
 def text_pair(where: str, source: Text, text: Text) -> list[Problem]:
-    problems = []
-    for what, mine, theirs in (
-        ("labels", source.labels, text.labels),
-        ("links", sorted(link for link, _ in source.links), sorted(link for link, _ in text.links)),
-    ):
+    problems, links = [], [sorted(link for link, _ in each.links) for each in (source, text)]
+    for what, mine, theirs in (("labels", source.labels, text.labels), ("links", *links)):
         if mine != theirs:
             lone = sorted(set(mine) ^ set(theirs)) or mine
             problems.append(Problem(where, f"the {what} differ from the source edition's: {', '.join(lone)}"))

@@ -1,7 +1,5 @@
 """What a page can have by a directive: the table of lessons, the split explorer, calculators, step players."""
 
-from __future__ import annotations
-
 import json
 from typing import ClassVar
 

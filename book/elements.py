@@ -1,7 +1,5 @@
 """Elements of a page: what other pages need to know of them, and their HTML where the book wants another than Sphinx's."""
 
-from __future__ import annotations
-
 from itertools import takewhile
 from pathlib import Path
 from typing import Any

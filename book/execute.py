@@ -4,8 +4,6 @@ A lesson whose outputs cannot have changed is not executed again: ``_build/cache
 all they depend on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ It finds the book above the folder that is built, and in ``_build/run``, if that
 So a plain ``jupyter-book build notebooks/zh --toc _toc.yml`` shows the pages that ``python -m book build`` shows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Reads and writes files: text, YAML, JSON and notebooks, whole or not at all. No other module opens any."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

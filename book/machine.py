@@ -1,7 +1,5 @@
 """What lessons run on: GPUs, versions, the environment of their kernels."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

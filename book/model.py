@@ -1,7 +1,5 @@
 """What a book is made of: plain data, without input or output. `sources` reads and writes it."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

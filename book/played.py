@@ -18,8 +18,6 @@ A step player: the page plays what the cell has noted, step by step:
 spaces between}]. All steps name the same devices.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from functools import cache
@@ -34,29 +32,23 @@ def expressions(cell: Cell) -> dict[str, list[str]]:
     """What the kernel is to be asked: the devices of a step as pairs, for the order of keys is lost in a file."""
     about, player = cell.metadata.get("calculator", {}), cell.metadata.get("player")
     steps = [f"[[sentence, line, [*held.items()]] for sentence, line, held in {player['recording']}]"] if player else []
-    return {
-        "calculator": [*about.get("values", []), *([about["presets"]] if "presets" in about else [])],
-        "player": steps,
-    }
+    values = [*about.get("values", []), *([about["presets"]] if "presets" in about else [])]
+    return {"calculator": values, "player": steps}
 
 
 def wrong(lesson: Lesson, cell: Cell) -> str:
     """What is wrong with the calculator of a cell, if anything."""
-    if not (about := cell.metadata.get("calculator")):
-        return ""
-    if unknown := [name for name in about["functions"] if name not in functions(lesson)]:
-        return f"no function of the lesson is called {', '.join(unknown)}"
-    return ""
+    wanted = cell.metadata.get("calculator", {}).get("functions", [])
+    unknown = ", ".join(name for name in wanted if name not in functions(lesson))
+    return f"no function of the lesson is called {unknown}" if unknown else ""
 
 
 def structure(cell: Cell) -> Any:
     """What editions have in common: all but the words."""
     about = cell.metadata.get("calculator", {})
-    parts = [
-        [{k: v for k, v in each.items() if k not in ("words", "unit", "choices")} for each in about.get(key, [])]
-        for key in ("inputs", "results")
-    ]
-    return [*parts, about.get("functions"), expressions(cell)]
+    parts = [*about.get("inputs", []), *about.get("results", [])]
+    parts = [{k: v for k, v in each.items() if k not in ("words", "unit", "choices")} for each in parts]
+    return [parts, about.get("functions"), expressions(cell)]
 
 
 @cache

@@ -5,8 +5,6 @@ what it was executed and when. What the book ships of a run is one file, ``runs/
 outputs of the cells with the tag ``compare``, each with a hash of the code that put it out.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

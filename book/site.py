@@ -3,8 +3,6 @@
 Sphinx makes anew what has changed (see `extension`). The site is put in place when all of it is there.
 """
 
-from __future__ import annotations
-
 import gettext
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """The sources of the book: loads them all into a `Book`, and writes what authors ask for into them."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

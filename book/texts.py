@@ -1,7 +1,5 @@
 """What stands in texts: labels and links in Markdown, statements in code. Found once in each, and kept."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json
