@@ -183,11 +183,12 @@ def list_runs() -> None:
 
 @commands.command()
 @click.argument("run")
-def record(run: str) -> None:
+@click.option("--force", is_flag=True, help="Replace a recorded run of another execution.")
+def record(run: str, force: bool) -> None:
     """Record what the site shows of a run, in the folder runs."""
     book = sources.load()
     with files.lock(book.root / "_build"):
-        print(f"recorded: {files.shown(runs.record(book, run), book.root)}")
+        print(f"recorded: {files.shown(runs.record(book, run, force), book.root)}")
 
 
 @commands.command()

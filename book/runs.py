@@ -171,10 +171,11 @@ def find(book: Book, name: str) -> Run:
     raise BookError(f"no run is called {name}; there are: {', '.join(known) or 'none'}")
 
 
-def record(book: Book, name: str) -> Path:
+def record(book: Book, name: str, force: bool = False) -> Path:
     """Writes what the site shows of a run to runs/; returns the file.
 
-    Raises BookError if the run was not executed on one machine at one commit, without other changes.
+    Raises BookError if the run was not executed on one machine at one commit, without other changes; or if another
+    execution is recorded, which only force replaces.
     """
     run = find(book, name)
     cells = {id: {c: shown(known[c]) for c in compared(book, id) if c in known} for id, known in run.cells.items()}
@@ -182,14 +183,18 @@ def record(book: Book, name: str) -> Path:
         raise BookError(f"{name}: none of its lessons has a cell with the tag {COMPARE_TAG}")
     machines = sorted({provenance.machine for provenance in run.lessons.values()})
     commits = sorted({str(provenance.commit) for provenance in run.lessons.values()})
+    again = "python -m book execute --force"
     for what, found in (("on several machines", machines), ("at several commits", commits)):
         if len(found) > 1:
-            raise BookError(f"{name}: executed {what} ({', '.join(found)}); execute it with --force")
+            raise BookError(f"{name}: executed {what} ({', '.join(found)}); {again}")
     if "simulated" in machines[0]:
         raise BookError(f"{name}: executed on {machines[0]}; what simulated GPUs print is no result")
     if commits[0].endswith("+"):
-        raise BookError(f"{name}: executed while files differed from commit {commits[0][:-1]}; commit, then --force")
+        raise BookError(f"{name}: executed while files differed from commit {commits[0][:-1]}; commit, then: {again}")
     target = book.root / "runs" / (re.sub(r"\W+", "-", machines[0].replace("×", "x")).lower() + ".json")
+    if not force and any(other.name == target.stem and other.lessons != run.lessons for other in book.recorded):
+        text = f"of another execution; to replace it: python -m book record {name} --force"
+        raise BookError(Problem(files.shown(target, book.root), text))
     files.write_json(target, to_json(Run(target.stem, run.lessons, kept)))
     return target
 

@@ -14,7 +14,7 @@ $python -m book execute --force --gpus "$(echo "$*" | tr ' ' ,)"
 for count; do
     run=$count-gpus
     [ $# -gt 1 ] || run=run # where the book puts the only one
-    said=$($python -m book record "$run")
+    said=$($python -m book record "$run" --force)
     echo "$said"
     cp "$(echo "$said" | sed -n 's/^recorded: //p')" _build/recorded/
 done

@@ -163,6 +163,9 @@ def test_record_wants_one_commit_without_changes(committed):
     book.good("execute", "--force")
     book.good("record", "run")
     assert "recorded" in book.good("runs")
+    book.good("execute", "--force")
+    assert book.bad("record", "run").startswith("error: runs/cpu.json: of another execution; to replace it: ")
+    book.good("record", "run", "--force")
     kept = json.loads((book.folder / "runs" / "cpu.json").read_text("utf-8"))
     assert {id: list(cells) for id, cells in kept["cells"].items()} == {
         "en/02_total": ["total"],

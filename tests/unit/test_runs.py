@@ -118,6 +118,23 @@ def test_record(executed):
     assert runs.expected_seconds(replace(executed, recorded=[run]))["zh/01_count"] == 1.5
 
 
+def test_a_recorded_run_of_another_execution_is_replaced_only_by_force(executed, provenance):
+    path = runs.record(executed, "run")
+    before = path.read_text("utf-8")
+    runs.record(sources.load(executed.root), "run")
+    assert path.read_text("utf-8") == before, "the same execution again"
+    later = replace(provenance, executed="2026-02-03T04:05:06+00:00")
+    found = {lesson: result(lesson, later) for lesson in executed.lessons}
+    runs.write_run(executed, runs.run_folder(executed.root), found)
+    book = sources.load(executed.root)
+    said = r"^runs/cpu\.json: of another execution; to replace it: python -m book record run --force$"
+    with pytest.raises(BookError, match=said):
+        runs.record(book, "run")
+    assert path.read_text("utf-8") == before
+    runs.record(book, "run", force=True)
+    assert later.executed in path.read_text("utf-8")
+
+
 @pytest.mark.parametrize(
     ("gpus", "accelerator", "name"),
     [
@@ -137,14 +154,14 @@ def test_a_recorded_run_is_called_after_its_machine(small, provenance, gpus, acc
     [
         (
             {"commit": "0123456789ab+"},
-            "run: executed while files differed from commit 0123456789ab; commit, then --force",
+            "run: executed while files differed from commit 0123456789ab; commit, then: python -m book execute --force",
         ),
         (
             {"commit": "ba9876543210"},
-            r"run: executed at several commits \(0123456789ab, ba9876543210\); execute it with",
+            r"run: executed at several commits \(0123456789ab, ba9876543210\); python -m book execute --force",
         ),
         ({"gpus": ["simulated GPU"] * 2}, "run: executed on 2 × simulated GPU; what simulated GPUs print is no result"),
-        ({"gpus": ["A"]}, r"run: executed on several machines \(1 × A, CPU\); execute it with --force"),
+        ({"gpus": ["A"]}, r"run: executed on several machines \(1 × A, CPU\); python -m book execute --force"),
     ],
 )
 def test_a_run_that_is_no_evidence_is_not_recorded(small, provenance, change, text):
