@@ -86,31 +86,36 @@ def parsed(source: str) -> Text:
 @kept
 def difference(source: str, code: str) -> str:
     try:
-        mine, theirs = statements(source), statements(code)
+        mine, theirs = parts(source), parts(code)
     except SyntaxError as error:
         return f"{error.msg} (line {error.lineno})"
-    for (line, text), (_, expected) in zip(theirs, mine, strict=False):
-        if text != expected:
-            return f"the code differs from the source edition's, first in line {line}"
-    return "" if len(mine) == len(theirs) else "the code is longer or shorter than the source edition's"
+    other = [line for (line, part), (_, expected) in zip(theirs, mine, strict=False) if part != expected]
+    return f"the code differs from the source edition's, first in line {other[0]}" if other else ""
 
 
 @cache
-def statements(code: str) -> list[tuple[int, Any]]:
-    """The statements of a cell: each with its line, as a tree of tuples without the contents of strings."""
+def parts(code: str) -> list[tuple[int, Any]]:
+    """What a cell's code consists of, in reading order, each with its line, without the contents of strings."""
     try:
         tree = ast.parse(code)
     except SyntaxError:  # a cell with magics, perhaps: what IPython alone understands counts as a string
         tree = ast.parse(MAGIC.sub(lambda magic: magic[1] + repr(magic[2]), code))
-    return [(node.lineno, masked(node)) for node in tree.body]
+    return [*masked(tree.body, 1)]
 
 
-def masked(node: Any) -> Any:
+def masked(node: Any, line: int) -> Iterator[tuple[int, Any]]:
+    line = getattr(node, "lineno", line)
     if isinstance(node, ast.Constant):
-        return str if isinstance(node.value, str) else repr(node.value)
-    if isinstance(node, ast.JoinedStr):
+        yield line, str if isinstance(node.value, str) else repr(node.value)
+    elif isinstance(node, ast.JoinedStr):
         # Languages differ in word order: the formatted values count, their places do not.
-        return sorted((masked(value) for value in node.values if isinstance(value, ast.FormattedValue)), key=repr)
-    if isinstance(node, ast.AST):
-        return type(node), *(masked(getattr(node, field)) for field in node._fields)
-    return [masked(each) for each in node] if isinstance(node, list) else node
+        values = [value for value in node.values if isinstance(value, ast.FormattedValue)]
+        yield line, sorted(str([part for _, part in masked(value, line)]) for value in values)
+    elif isinstance(node, ast.AST):
+        yield from masked([type(node), *(getattr(node, field) for field in node._fields)], line)
+    elif isinstance(node, list):
+        for each in node:
+            yield from masked(each, line)
+        yield getattr(node[-1], "end_lineno", line) if node else line, list  # its end: one may be longer
+    else:
+        yield line, node

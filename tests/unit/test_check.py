@@ -74,10 +74,29 @@ def test_code_may_differ_in_words_alone(one, other, same):
     assert (check.code_pair("here", one, other) == []) is same
 
 
-def test_the_line_from_which_code_differs():
-    (problem,) = check.code_pair("here", "a = 1\nb = 2  # two\nc = 3", "a = 1\nb = 2  # 二\nc = 4")
+FUNCTION = "def double(x):  # {}\n    if x:\n        x = x + 1\n        x = x * 2\n    return x\nprint({!r})"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("x * 2", "x * 3", 4),
+        ("return x", "return", 5),
+        ("if x:", "while x:", 2),
+        ("double(x)", "double(x, y)", 1),
+        ("        x = x * 2\n", "", 3),
+        ("    return x\n", "    return x\n    x = 7\n", 6),
+        ("'二'", "'二', end=''", 6),
+        ("print('二')", "", 5),
+        ("print('二')", "print('二')\nprint()", 7),
+    ],
+)
+def test_the_line_from_which_code_differs(old, new, line):
+    code = FUNCTION.format("双倍", "二")
+    assert old in code
+    (problem,) = check.code_pair("here", FUNCTION.format("twice", "two"), code.replace(old, new))
     assert (problem.where, problem.note) == ("here", False)
-    assert problem.text.endswith("in line 3")
+    assert problem.text.endswith(f", first in line {line}")
 
 
 def test_a_problem_is_a_line():
