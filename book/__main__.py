@@ -42,9 +42,9 @@ def stop(number: int, frame: Any) -> None:
 
 
 def must_be_good(book: Book, ahead: bool = False, strict: bool = False) -> None:
-    """Prints notes; raises BookError at other problems. ahead: the source edition may be. strict: all must be tidy."""
+    """Prints notes; raises BookError at other problems. ahead: lessons may be unfinished. strict: all must be tidy."""
     with texts.keeping(book.root / "_build" / "found.json", site.LOADED):
-        found = [*rules.check(book), *(replace(problem, note=not strict) for problem in rules.untidy(book))]
+        found = [*rules.check(book, ahead), *(replace(problem, note=not strict) for problem in rules.untidy(book))]
         found += [replace(problem, note=ahead) for problem in rules.pairs(book)]
     for problem in found:
         if problem.note:

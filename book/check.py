@@ -27,9 +27,10 @@ TAGS |= {"hide-input", "hide-output", "remove-input", "remove-output"}  # as MyS
 WIDTH = 79  # columns of code that fit a page; Chinese letters take two
 
 
-def check(book: Book) -> list[Problem]:
-    """Problems of each edition by itself; those that are notes stop no build."""
-    found = [Problem(lesson.where(cell), text) for lesson in book.lessons for cell, text in gaps(book, lesson)]
+def check(book: Book, ahead: bool = False) -> list[Problem]:
+    """Problems of each edition by itself; those that are notes stop no build. ahead: what is only missing is a note."""
+    found = [Problem(lesson.where(cell), text) for lesson in book.lessons for cell, text in faults(lesson)]
+    found += [Problem(x.where(cell), text, note=ahead) for x in book.lessons for cell, text in gaps(book, x)]
     places = [f"runs/{run.name}.json: {id}, cell {cell}" for run in book.recorded for id, cell in stale(book, run)]
     found += [Problem(place, "recorded from an older version of the cell", note=True) for place in places]
     return [*settings(book), *found, *links(book), *outdated_translations(book)]
@@ -65,12 +66,19 @@ def untidy(book: Book) -> Iterator[Problem]:
                     yield Problem(lesson.where(cell), f"line {number} has {columns} columns; a page shows {WIDTH}")
 
 
+def faults(lesson: Lesson) -> Iterator[tuple[Cell, str]]:
+    """What makes a lesson's page impossible: (cell, what)."""
+    ids = [cell.id for cell in lesson.cells]
+    for cell in lesson.cells:
+        twice = "two cells have this id" if ids.count(cell.id) > 1 else ""
+        if text := twice or asking.wrong(cell) or played.wrong(lesson, cell):
+            yield cell, text
+
+
 def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
-    """What is missing from a lesson, or wrong in it: (cell, what)."""
+    """What is missing from a lesson, or not yet as it is to be: (cell, what)."""
     ids, first = [cell.id for cell in lesson.cells], lesson.cells[0]
     for cell in lesson.cells:
-        if ids.count(cell.id) > 1:
-            yield cell, "two cells have this id"
         if not re.fullmatch(CELL_ID, cell.id) or RANDOM_ID.fullmatch(cell.id):
             yield cell, f"name it for what it does: python -m book rename-cell {lesson.name} {cell.id} NEW-ID"
         if shared_source(book, cell, lesson.edition) not in (None, cell.source):
@@ -80,8 +88,6 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
                 yield cell, f"nothing in its metadata is called {name}; did you mean {near[0]}?"
         if unknown := {*cell.tags} - TAGS:
             yield cell, f"no tag is called {', '.join(sorted(unknown))}; there are: {', '.join(sorted(TAGS))}"
-        if text := asking.wrong(cell) or played.wrong(lesson, cell):
-            yield cell, text
         figure = cell.metadata.get("mystnb", {})
         if cell.kind == "code" and "plt.show()" in cell.source:
             if not figure.get("image", {}).get("alt"):

@@ -327,7 +327,8 @@ def test_a_busy_port(book):
     assert re.search(rf"^error: .*(port|{os.strerror(errno.EADDRINUSE)})", done.err, re.MULTILINE), done.err
 
 
-def test_the_browser_shows_what_is_wrong(book):
+def served(book):
+    """The status and the text of a lesson's page as `serve` has it at first."""
     import socket
     from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
@@ -335,16 +336,50 @@ def test_the_browser_shows_what_is_wrong(book):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    book.replace("notebooks/en/01_count.ipynb", "what will this cell print?", "what will [it](no.md) print?")
     with book.running("serve", "--port", str(port)) as process:
         for _ in range(600):
             try:
-                urlopen(f"http://127.0.0.1:{port}/en/01_count.html", timeout=10)
+                answer = urlopen(f"http://127.0.0.1:{port}/en/01_count.html", timeout=10)
+                return answer.status, answer.read().decode()
             except HTTPError as error:
-                page = error.read().decode()
-                break
+                return error.code, error.read().decode()
             except URLError:
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.1)
-        assert "error: notebooks/en/01_count.ipynb, cell predict: no file no.md" in page
-        assert "livereload.js" in page, "the page comes by itself once it is right"
+
+
+def test_the_browser_shows_what_is_wrong(book):
+    book.replace("notebooks/en/01_count.ipynb", "what will this cell print?", "what will [it](no.md) print?")
+    status, page = served(book)
+    assert status == 500 and "error: notebooks/en/01_count.ipynb, cell predict: no file no.md" in page
+    assert "livereload.js" in page, "the page comes by itself once it is right"
+
+
+def test_an_unfinished_lesson_is_shown_to_its_author(book):
+    """A cell that JupyterLab has just made, no figure's words, no topic, one exercise without a wrong answer."""
+    path = book.path("en", "01_count.ipynb")
+    notebook = json.loads(path.read_text("utf-8"))
+    new = {"id": "3f9a8b2c-0d1e", "cell_type": "markdown", "metadata": {}, "source": ["Written just now."]}
+    cells = [cell for cell in notebook["cells"] if not cell["id"].startswith("exercise-2")]
+    for cell in cells:
+        for name in ("topic", "wrong"):
+            cell["metadata"].pop(name, None)
+        if cell["id"] == "count-rows":
+            cell["source"].append("\n# plt.show()")
+    path.write_text(json.dumps({**notebook, "cells": [*cells, new]}), "utf-8")
+    said = book.bad("build")
+    for missing in (
+        "name it for what it does",
+        "two exercises",
+        "`topic`",
+        "`wrong`",
+        "mystnb, image, alt",
+        "a caption",
+    ):
+        assert missing in said
+    status, page = served(book)
+    assert status == 200 and "Written just now." in page
+    cells[1]["id"] = cells[0]["id"]
+    path.write_text(json.dumps({**notebook, "cells": cells}), "utf-8")
+    status, page = served(book)
+    assert status == 500 and "two cells have this id" in page
