@@ -186,11 +186,14 @@ def dead(link: str, book: Book, page: Page, labels: set[str], places: dict[str, 
 
 
 def outdated_translations(book: Book) -> Iterator[Problem]:
+    """The cells that are behind; of a page that is so for the most part, one line."""
     for page in [page for edition in book.translations for page in edition.pages.values()]:
-        if (behind := book.behind(page)) and not any(page.translates.values()):
-            text = f"not translated yet, as far as is noted; when it is: python -m book translated {page.name}"
-            yield Problem(page.path, text, note=True)
-            behind = []
-        for cell in behind:
-            again = f"python -m book translated {page.name} {cell.id}".strip()
-            yield Problem(page.where(cell), f"the source has changed; when it is translated: {again}", note=True)
+        behind = book.behind(page)
+        whole = 2 * len(behind) > len(page.cells)
+        for cell in behind[:1] if whole else behind:
+            known = any(page.translates.values()) if whole else page.translates.get(cell.id)
+            text = "the source has changed" if known else "not translated yet, as far as is noted"
+            again = f"python -m book translated {page.name if whole else f'{page.name} {cell.id}'}"
+            yield Problem(
+                page.path if whole else page.where(cell), f"{text}; when it is translated: {again}", note=True
+            )

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import unicodedata
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -279,5 +280,18 @@ def test_a_lesson_that_was_never_translated(folder):
     files.write_json(path, files.notebook_json(cells))
     assert said_of(folder) == [
         "note: notebooks/zh/01_count.ipynb: not translated yet, as far as is noted; "
-        "when it is: python -m book translated 01_count"
+        "when it is translated: python -m book translated 01_count"
     ], "one line, not one for each cell"
+
+
+def test_a_new_lesson_that_is_written_anew(folder):
+    """Most of its cells are behind then: one line says so."""
+    sources.new_lesson(sources.load(folder), "03_mean", "02_total")
+    book = sources.load(folder)
+    lesson = book.page("en/03_mean")
+    cells = [replace(c, source=c.source + "\n\nMore.") if c.kind == "markdown" else c for c in lesson.cells]
+    cells = [replace(c, source=c.source + "\n# more") if c.kind == "code" else c for c in cells[:-1]] + cells[-1:]
+    sources.rewrite(book, lesson, cells)
+    said = [line for line in said_of(folder) if "translated" in line]
+    again = "when it is translated: python -m book translated 03_mean"
+    assert said == [f"note: notebooks/zh/03_mean.ipynb: the source has changed; {again}"]
