@@ -82,10 +82,7 @@ def parse_notebook(text: str, where: str) -> tuple[Cell, ...]:
         raise BookError(Problem(where, f"not a notebook of format 4.5 ({error})")) from None
     if problems:
         raise BookError(*problems)
-    return tuple(
-        Cell(cell["id"], cell["cell_type"], cell["source"], cell["metadata"], tuple(cell.get("outputs") or ()))
-        for cell in cells
-    )
+    return tuple(Cell(c["id"], c["cell_type"], c["source"], c["metadata"], (*(c.get("outputs") or ()),)) for c in cells)
 
 
 def git(root: Path, *arguments: str) -> str | None:
@@ -136,7 +133,7 @@ def write_json(path: Path, data: Any) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to fill, which takes the place of the target if all goes well; if not, the target is as it was."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}-"))
+    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}-", suffix=".part"))
     fresh.chmod(0o755)
     old = target.with_name(f"{target.name}.old")
     try:
@@ -161,11 +158,11 @@ def lock(build: Path) -> Iterator[None]:
     build.mkdir(exist_ok=True)
     try:
         with FileLock(build / "lock", timeout=0):
-            for name in ("run", "html", "print"):
-                old = build / f"{name}.old"
-                if old.exists() and not (build / name).exists():  # killed between the two renames
-                    old.rename(build / name)
-                for folder in [old, *build.glob(f"{name}-????????")]:
+            for place in (build, build / "runs"):
+                for old in place.glob("*.old"):
+                    if not old.with_suffix("").exists():  # killed between the two renames
+                        old.rename(old.with_suffix(""))
+                for folder in [*place.glob("*.old"), *place.glob("*.part")]:
                     shutil.rmtree(folder, ignore_errors=True)
             yield
     except Timeout:
