@@ -23,11 +23,8 @@ def main() -> None:
     except click.ClickException as error:  # a mistake in the command itself
         error.show()
         sys.exit(error.exit_code)
-    except (BookError, OSError) as error:  # an OSError: a full disk, a port in use
-        text = str(error) if isinstance(error, BookError) else f"{error.filename}: {error.strerror}"
-        for line in text.removeprefix("None: ").splitlines():
-            print(line if line.startswith(" ") else f"error: {line}", file=sys.stderr)
-        sys.exit(1)
+    except (BookError, OSError) as error:
+        sys.exit(site.said_of(error))
     except (KeyboardInterrupt, click.Abort):
         print("interrupted; the last run and the last site are as they were", file=sys.stderr)
         exec("")  # or Python, if it was in an exec() when interrupted, ends as though nobody had caught that

@@ -194,6 +194,12 @@ def root_pages(book: Book, site: Path) -> None:
         files.write_text(site / file, templates.get_template(template).render(known))
 
 
+def said_of(error: BookError | OSError) -> str:
+    """What an author is told of it; an OSError is of a full disk, for instance."""
+    text = str(error) if isinstance(error, BookError) else f"{error.filename}: {error.strerror}".removeprefix("None: ")
+    return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in text.splitlines())
+
+
 def serve(root: Path, port: int, build: Callable[[], None]) -> None:
     """Builds at once and after every change of a source; a browser shows the new page, or what is wrong."""
     from livereload import Server
@@ -206,9 +212,8 @@ def serve(root: Path, port: int, build: Callable[[], None]) -> None:
         try:
             build()
             problem = ""
-        except BookError as error:
-            problem = "\n".join(f"error: {line}" for line in error.lines)
-            print(problem, file=sys.stderr)
+        except (BookError, OSError) as error:
+            print(problem := said_of(error), file=sys.stderr)
 
     class Pages(StaticFileHandler):  # type: ignore[misc]
         async def get(self, path: str, include_body: bool = True) -> None:
@@ -223,4 +228,7 @@ def serve(root: Path, port: int, build: Callable[[], None]) -> None:
     server.SFH = Pages
     for pattern in ("_config.yml", "_toc.yml", "notebooks/**/*.*", "runs/*.json", "book/static/*", "book/templates/*"):
         server.watch(str(root / pattern), rebuild)
-    server.serve(root=str(site_folder(root)), port=port, open_url_delay=None)
+    try:
+        server.serve(root=str(site_folder(root)), port=port, open_url_delay=None)
+    except OSError as error:
+        raise BookError(f"port {port}: {error.strerror}; for another one: python -m book serve --port N") from None

@@ -322,9 +322,10 @@ def test_a_busy_port(book):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = book.run("serve", "--port", str(taken.getsockname()[1]))
-    assert done.code == 1 and "Traceback" not in done.err
-    assert re.search(rf"^error: .*(port|{os.strerror(errno.EADDRINUSE)})", done.err, re.MULTILINE), done.err
+        port = taken.getsockname()[1]
+        done = book.run("serve", "--port", str(port))
+    said = f"error: port {port}: {os.strerror(errno.EADDRINUSE)}; for another one: python -m book serve --port N"
+    assert done.code == 1 and done.err.splitlines()[-1] == said and "Traceback" not in done.err
 
 
 def served(book):
@@ -353,6 +354,14 @@ def test_the_browser_shows_what_is_wrong(book):
     status, page = served(book)
     assert status == 500 and "error: notebooks/en/01_count.ipynb, cell predict: no file no.md" in page
     assert "livereload.js" in page, "the page comes by itself once it is right"
+
+
+def test_the_browser_shows_what_the_system_refuses(book):
+    book.replace("notebooks/en/index.md", "# ", "# A changed title: ")
+    (book.folder / "_build" / "found.json").unlink()
+    (book.folder / "_build" / "found.json").mkdir()
+    status, page = served(book)
+    assert status == 500 and f"error: {book.folder}/_build/found.json: Is a directory" in page
 
 
 def test_an_unfinished_lesson_is_shown_to_its_author(book):
