@@ -135,6 +135,8 @@ def build(gpus: list[int | None], force: bool, cold: bool) -> None:
 def execute(names: list[str], edition: str | None, gpus: list[int | None], force: bool, cold: bool) -> None:
     """Execute lessons; what cannot have changed is not executed again."""
     book = sources.load()
+    if problems := [*rules.settings(book)]:
+        raise BookError(*problems)
     if edition and edition not in book.editions:
         raise BookError(f"no edition is called {edition}; there are: {', '.join(book.editions)}")
     lessons = sources.select(book, names, [edition] if edition else None)

@@ -13,6 +13,8 @@ from importlib.resources import files as package_files
 from unicodedata import east_asian_width
 from urllib.parse import unquote
 
+import fastjsonschema
+
 from . import asking, played
 from .files import KEPT_METADATA, json_text, notebook_json, parse_yaml
 from .machine import LIMITS
@@ -43,11 +45,20 @@ def pairs(book: Book) -> list[Problem]:
 
 
 def settings(book: Book) -> Iterator[Problem]:
-    """Keys of _config.yml that neither Jupyter Book nor this package knows."""
+    """What neither Jupyter Book nor this package takes in _config.yml: values, or else names."""
     package = package_files("jupyter_book")
-    known = json.loads((package / "config_schema.json").read_text(encoding="utf-8"))["properties"]
+    schema = json.loads((package / "config_schema.json").read_text(encoding="utf-8"))
+    known, limit = schema["properties"], {"type": "number", "exclusiveMinimum": 0}
+    known["execute"]["properties"] |= dict.fromkeys(LIMITS, limit)
+    text = json.dumps(book.config, default=str)
+    given = json.loads(text, object_hook=lambda part: {k: v for k, v in part.items() if v is not None})  # not `url:`
+    try:
+        fastjsonschema.validate(schema, given, use_default=False)
+    except fastjsonschema.JsonSchemaValueException as error:
+        yield Problem("_config.yml", error.message.removeprefix("data."))
+        return
     defaults = parse_yaml((package / "default_config.yml").read_text(encoding="utf-8"), "default_config.yml")
-    execute = {*known["execute"]["properties"], *defaults["execute"], *LIMITS}
+    execute = {*known["execute"]["properties"], *defaults["execute"]}
     for found, names in ((book.config, {*known, *defaults}), (book.config.get("execute") or {}, execute)):
         for name in sorted(set(found) - names):
             near = [f"; did you mean {near}?" for near in difflib.get_close_matches(name, names, 1)]

@@ -90,6 +90,14 @@ def test_what_cannot_be(book, arguments, said):
     assert not (book.folder / "_build" / "runs").exists(), "nothing was executed"
 
 
+@pytest.mark.parametrize("name", ["timeout: 120", "deadline: 300"])
+def test_a_time_limit_that_is_no_number(book, name):
+    book.replace("_config.yml", name, f"{name.partition(':')[0]}: fast")
+    said = f"error: _config.yml: execute.{name.partition(':')[0]} must be number\n"
+    for command in ("execute", "check", "build"):
+        assert book.bad(command) == said
+
+
 @pytest.mark.parametrize("gpus", ["1,2", "all"])
 def test_results_on_simulated_gpus_are_none(book, gpus):
     said = book.bad("execute", "--gpus", gpus, SIMULATED_GPUS="2")

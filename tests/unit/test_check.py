@@ -128,6 +128,12 @@ def test_pages_are_behind_until_they_are_translated_again(small):
     assert newer.behind(newer.page("en/01_count")) == [], "the source edition is never behind"
 
 
+def test_a_setting_left_empty_is_as_none(small):
+    config = {**small.config, "execute": None, "repository": {"url": None}}
+    assert check.check(replace(small, config=config)) == []
+    assert config["execute"] is None and config["repository"] == {"url": None}, "and stays as it was"
+
+
 def test_metadata_with_almost_a_name(small):
     cell = next(c for c in small.page("zh/02_total").cells if c.id == "total")
     cell.metadata["asks"] = []
