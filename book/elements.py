@@ -171,9 +171,11 @@ def visit_panel(self: Any, node: RunPanel) -> None:
 
 
 def visit_image(self: Any, node: nodes.image) -> None:
-    """An image that says how large it is, so that the text below it keeps its place while it loads."""
-    _event, root = next(ElementTree.iterparse(Path(self.builder.srcdir, node["uri"]), ["start"]))
-    points = root.get("viewBox", "").split()[2:]  # as Matplotlib writes it: 3 points are 4 pixels
+    """An image, and if it is an SVG, its size, so that the text below it keeps its place while it loads."""
+    points: list[str] = []
+    if node["uri"].endswith(".svg"):
+        _event, root = next(ElementTree.iterparse(Path(self.builder.srcdir, node["uri"]), ["start"]))
+        points = root.get("viewBox", "").split()[2:]  # as Matplotlib writes it: 3 points are 4 pixels
     size = {key: f"{float(n) * 4 / 3:.0f}" for key, n in zip(("width", "height"), points, strict=False)}
     src = f"{self.builder.imgpath}/{self.builder.images[node['uri']]}"
     self.body.append(self.emptytag(node, "img", "\n", alt=node.get("alt", ""), src=src, **size, loading="lazy"))

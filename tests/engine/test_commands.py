@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+from base64 import b64decode
 
 import pytest
+from bs4 import BeautifulSoup
 
 from tests.engine.conftest import EDITIONS, TESTS, changed, commit
 
@@ -34,6 +36,23 @@ def test_outputs_of_an_editor_stop_no_build_and_check_refuses_them(book):
     assert book.bad("check") == f"error: {untidy}\n"
     assert book.good("tidy") == "wrote: notebooks/en/01_count.ipynb\n"
     assert book.good("check") == ""
+
+
+def test_an_execution_says_where_its_outputs_are(book):
+    last = book.good("execute", "02_total", "--edition", "zh").splitlines()[-1]
+    assert last.startswith("outputs: ") and (book.folder / last.split()[1]).is_file()
+
+
+def test_a_picture_that_is_no_svg(book):
+    dot = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=")
+    for edition in EDITIONS:
+        book.path(edition, "dot.png").write_bytes(dot)
+        with book.path(edition, "index.md").open("a", encoding="utf-8") as page:
+            page.write("\n![A dot](dot.png)\n")
+    book.good("build")
+    page = BeautifulSoup(book.page("en/index.html"), "html.parser")
+    assert page.select_one("img[alt='A dot']")["src"] == "_images/dot.png"
+    assert "_images/dot.png" in {path.removeprefix("en/") for path in book.site()}
 
 
 def test_what_goes_to_stderr_is_noted(book):
