@@ -52,6 +52,8 @@ class Pages:
     def __init__(self, srcdir: Path):
         self.book = load(find_root(srcdir))
         self.edition = self.book.editions[srcdir.name]
+        self.repository = repository(self.book)
+        self.branch = (self.book.config.get("repository") or {}).get("branch", "main")
         self.folder = runs.run_folder(self.book.root)
         self.run = runs.from_folder(self.folder) or Run("run", {}, {})
 
@@ -182,7 +184,7 @@ class Pages:
 
     def add_context(self, app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
         """What the templates know of a page."""
-        page, facts, settings = self.edition.pages.get(name), app.env.metadata, self.book.config.get("repository") or {}
+        page, facts = self.edition.pages.get(name), app.env.metadata
         lesson = page if isinstance(page, Lesson) else None
         scripts = facts[name].get("scripts") if name in facts else None
         known = [(doc, *term) for doc in facts for term in facts[doc].get("terms", [])]
@@ -193,8 +195,8 @@ class Pages:
         context |= {
             "book": self.book,
             "edition": self.edition,
-            "repository": (place := repository(self.book)),
-            "place": place and page and f"{place}/blob/{settings.get('branch', 'main')}/{page.path}",
+            "repository": self.repository,
+            "place": self.repository and page and f"{self.repository}/blob/{self.branch}/{page.path}",
             "summary": facts[name].get("summary") if name in facts else None,
             "prints": prints(self.book, self.edition.name) if name == app.config.root_doc else [],
             "behind": page and self.book.behind(page),
