@@ -96,7 +96,7 @@ def commands() -> None:
     \b
     python -m book execute --gpus 1,2,8            one run for each of these counts: _build/runs
     python -m book record run                      let the site show that run beside its own
-    python -m book new 13_name --like 07_replicas  begin a lesson
+    python -m book new 18_name --like 07_replicas  begin a lesson
     """
 
 
@@ -145,6 +145,8 @@ def execute(names: list[str], edition: str | None, gpus: list[int | None], force
         for count in gpus:
             folder = runs.runs_folder(book.root) / f"{count}-gpus" if len(gpus) > 1 else runs.run_folder(book.root)
             execute_lessons(book, lessons, count, force, cold, folder)
+            paths = [f"{files.shown(folder, book.root)}/{lesson.id}.ipynb" for lesson in lessons]
+            print("outputs:", *paths[:1], *["and so on"] * (len(paths) > 1))
 
 
 @commands.command()
