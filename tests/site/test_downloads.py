@@ -33,7 +33,7 @@ def test_book_as_a_zip(html, unpacked):
 
 
 def test_other_edition_in_the_zip(visit, unpacked):
-    """Finding 13 of the site's review: the link led to a file that was not there."""
+    """The link led to a file that was not there, once."""
     page = visit("en/04_data_parallel.html#split-law", site=unpacked.as_uri(), reduced_motion="reduce")
     page.wait_for_function("document.getElementById('split-law').getBoundingClientRect().top < 200")
     page.get_by_role("link", name="中文").click()
