@@ -6,7 +6,7 @@
 # serve  the book in a browser, made anew when a source changes
 # print  each edition as EPUB and PDF, which the site's first page then offers
 # lock   pin anew what the pinned packages need: after a change in requirements.txt or pyproject.toml
-# clean  remove what was built; the environment in .venv stays
+# clean  remove all that was made: the site, the runs, and what lessons need not be executed again for; .venv stays
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("*.md", "notebooks/*/*.ipynb", "notebooks/*/*.md", "book/pages/*/*.md")
+PAGES = ("*.md", "notebooks/*/*.ipynb", "notebooks/*/*.md")
 PAUSE = 1.0  # seconds between two requests to one host
 AGENT = {"User-Agent": "link check of the book One Model, Many GPUs"}
 
