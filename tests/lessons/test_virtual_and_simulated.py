@@ -498,7 +498,20 @@ def test_a_difference_that_lesson_4_names(row):
     DIFFERENCES[row]()
 
 
+def table(edition):
+    """The rows of the lesson's tables of differences, as lists of columns."""
+    (text,) = [cell.source for cell in BOOK.page(f"{edition}/04_data_parallel").cells if cell.id == "not-a-gpu"]
+    lines = [row for part in text.split("|---|---|---|\n")[1:] for row in part.partition("\n\n")[0].splitlines()]
+    return [line.removeprefix("| ").split(" | ") for line in lines]
+
+
 def test_lesson_4_names_these_differences():
-    (text,) = [cell.source for cell in BOOK.page("en/04_data_parallel").cells if cell.id == "not-a-gpu"]
-    rows = [row for table in text.split("|---|---|---|\n")[1:] for row in table.partition("\n\n")[0].splitlines()]
-    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(DIFFERENCES)
+    assert [row[0] for row in table(BOOK.source.name)] == list(DIFFERENCES)
+
+
+@pytest.mark.parametrize("edition", [edition.name for edition in BOOK.translations])
+def test_a_translation_of_lesson_4_names_them_in_the_same_order(edition):
+    """Row by row, what happens has the same code in it: names of errors above all."""
+    both = (edition, BOOK.source.name)
+    here, source = ([re.findall("`[^`]+`", " ".join(row[1:])) for row in table(name)] for name in both)
+    assert here == source
