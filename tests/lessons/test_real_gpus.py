@@ -60,7 +60,8 @@ def both(n, kind):
 
 
 EITHER = pytest.mark.parametrize("kind", ["each its own GPU", "all on GPU 0"])
-# With all replicas on GPU 0, each of them has the model's own buffers (Broadcast copies to other GPUs only).
+# With all replicas on GPU 0, those after the first share one copy of the buffers; and a buffer that is alone of its
+# dtype is the model's own in all of them, for Broadcast copies to other GPUs only.
 REALLY = pytest.mark.parametrize("kind", ["each its own GPU"])
 SEVERAL = pytest.mark.parametrize("n", [2, 3, 8])
 
