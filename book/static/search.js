@@ -36,12 +36,12 @@ function search() {
   const query = spelt(typed);
   const meant = WRITTEN.reduce((text, [way, word]) => text.replace(way, word), query);
   const parts = partsOf(meant);
-  history.replaceState(null, "", typed ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
   const results = found(meant, parts);
   const near = query === typed ? "" : filled(words.near, { query });
   state.textContent = query && near + (results.length ? told(results.length) : words.none);
   const names = parts.flatMap((part) => part.names);
   list.replaceChildren(...results.slice(0, MOST).map((result) => shown(result, names)));
+  keepAddress(typed ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);
 }
 
 function told(count) {
