@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.highlighting import PygmentsBridge
 from sphinx.locale import _
 from sphinx.transforms import SphinxTransform
+from sphinx.util.nodes import clean_astext
 
 from .model import CELL_ANCHOR
 
@@ -147,8 +148,7 @@ def visit_ask_box(self: Any, node: AskBox) -> None:
     for each in node["questions"]:
         choices = each.get("choices") or (each["kind"] == "choice" and {"true": _("yes"), "false": _("no")}) or {}
         words = {value: INLINE.renderInline(text) for value, text in choices.items()}
-        about = {"kind": each["kind"], "choices": words, "hint": each.get("hint")}
-        questions.append({"question": INLINE.renderInline(each["question"]), **about})
+        questions.append({**each, "question": INLINE.renderInline(each["question"]), "choices": words})
     truths = [{"kind": each["kind"], "right": each["right"]} for each in node["questions"]]
     about = {key: node[key] for key in ("name", "exercise", "hint")}
     self.body.append(self.builder.templates.render("ask.html", {**about, "questions": questions, "truths": truths}))
@@ -236,11 +236,12 @@ def nearest(node: Any) -> nodes.section:
 def sections_of(doctree: nodes.document) -> Any:
     """The sections of a page: (anchor, title, text, its words in the index); of groups, only their parts.
 
-    The text has no code, and of an answer's last line, which begins with a link, only that: not who has asked.
+    The text has no code, HTML or notes, and of an answer's last line, which begins with a link, only that: not who asked.
     """
     for section in doctree.findall(nodes.section):
-        said = [p for p in section.findall(nodes.paragraph) if section is nearest(p)]
-        texts = [p.astext() if isinstance(p.next_node(), nodes.Text) else p.astext().partition(" · ")[0] for p in said]
+        here = [p for p in section.findall(nodes.paragraph) if section is nearest(p)]
+        said = [(p, clean_astext(p)) for p in here if {"page-note", "run-name"}.isdisjoint(p["classes"])]
+        texts = [text if isinstance(p.next_node(), nodes.Text) else text.partition(" · ")[0] for p, text in said]
         index = "; ".join(e[1] for i in section.findall(addnodes.index) if section is nearest(i) for e in i["entries"])
         if texts or section.parent is doctree:
             yield section["ids"][0], section[0].astext(), " ".join(texts), index

@@ -168,6 +168,22 @@ def test_who_has_asked_is_not_searched(visit, served):
     assert "facebookresearch/" not in page.locator("#search-results").inner_text()
 
 
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_search_shows_no_html_and_no_notes_on_the_page(html, visit, served, edition):
+    """Readers were shown the mark of a link, and on which machine a cell had run."""
+    page = visit(f"{edition}/search.html?q=PDF", site=served)
+    page.locator("#search-results li").first.wait_for()
+    assert "<" not in page.locator("#search-results").inner_text()
+    shown = page.evaluate("PAGES.flatMap(([, , parts]) => parts.map(([, , text]) => text))")
+    notes = {
+        note.get_text(" ", strip=True)
+        for path in (html / edition).glob("[0-9]*.html")
+        for note in soup(path).select(".run-name, article .page-note")
+    }
+    assert len(notes) > 20
+    assert not [(note, text) for note in notes for text in shown if note in text]
+
+
 @pytest.mark.parametrize("edition", BOOK.editions)
 def test_all_questions_are_listed(edition):
     pages = BOOK.editions[edition].pages
