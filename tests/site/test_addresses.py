@@ -35,6 +35,18 @@ def test_an_old_address_leads_to_the_new_one(html, edition, old, new):
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("anchor", ["", "#choose-survive"])
+def test_an_old_address_leads_to_the_place_in_the_new_page(visit, edition, anchor):
+    visit(f"{edition}/12_choose.html{anchor}").wait_for_url(f"**/{edition}/16_choose.html{anchor}")
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_an_old_address_leads_to_the_new_one_without_scripts(visit, edition):
+    page = visit(f"{edition}/12_choose.html", java_script_enabled=False)
+    page.wait_for_url(f"**/{edition}/16_choose.html")
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
 @pytest.mark.parametrize(
     "old, new", [("errors", "machine#q-bus-error"), ("how", "write#q-run-8"), ("how", "how#q-one-gpu-ranks")]
 )
