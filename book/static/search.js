@@ -38,7 +38,8 @@ function search() {
   const parts = partsOf(meant);
   const results = found(meant, parts);
   const near = query === typed ? "" : filled(words.near, { query });
-  state.textContent = query && near + (results.length ? told(results.length) : words.none);
+  state.textContent = query && near + (results.length ? told(results.length) : "");
+  if (query && !results.length) state.append(document.querySelector("#search-none").content.cloneNode(true));
   const names = parts.flatMap((part) => part.names);
   list.replaceChildren(...results.slice(0, MOST).map((result) => shown(result, names)));
   keepAddress(typed ? `?q=${encodeURIComponent(input.value.trim())}` : location.pathname);

@@ -192,6 +192,36 @@ def test_all_questions_are_listed(edition):
     assert sorted(re.findall(r"\]\(#(q-[\w-]+)\)", pages["questions"].raw)) == sorted(asked)
 
 
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_search_leads_on_where_it_finds_nothing(visit, served, edition):
+    page = visit(f"{edition}/search.html?q=zzzzqqq", site=served)
+    places = [link.get_attribute("href") for link in page.locator("#search-state a").all()]
+    assert places == ["questions.html", "glossary.html"]
+    page.locator("#search-state a").first.click()
+    page.wait_for_url(f"**/{edition}/questions.html")
+
+
+@pytest.mark.parametrize(
+    "edition, loading", [("en", "The index of the search is loading …"), ("zh", "正在加载搜索索引……")]
+)
+def test_search_says_that_its_index_is_loading(browser, served, edition, loading):
+    """It takes seconds behind a slow link, in which readers saw an empty page."""
+    page, held = browser.new_page(), []
+    page.route("**/sections.js", lambda route: held.append(route))
+    page.goto(f"{served}/{edition}/search.html?q=scatter", wait_until="commit")
+    page.get_by_text(loading).wait_for()
+    held[0].continue_()
+    page.locator("#search-results li").first.wait_for()
+    assert loading not in page.locator("#search-state").inner_text()
+    page.close()
+
+
+def test_search_without_scripts_says_what_it_needs(visit):
+    page = visit("en/search.html", java_script_enabled=False)
+    assert page.locator("#search-state").inner_text().startswith("Please activate JavaScript")
+    assert not page.get_by_text("is loading").is_visible()
+
+
 def test_search_from_the_sidebar(visit, served):
     page = visit("zh/01_device.html", site=served)
     page.locator(".sidebar-search").fill("副本")
