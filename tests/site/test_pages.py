@@ -41,6 +41,15 @@ def test_internal_links(html):
     assert not broken
 
 
+def test_a_page_says_each_thing_about_itself_once(html):
+    """Screens, search engines and cards; pages had two viewports, and that of the search no title."""
+    for path in html.rglob("*.html"):
+        said = [(tag.get("name") or tag.get("property"), tag["content"]) for tag in soup(path).select("meta[content]")]
+        assert all(text.strip() for _, text in said), path
+        names = [name for name, _ in said if name]  # a refresh has none
+        assert len(names) == len({*names}), path
+
+
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_ids_are_unique(html, edition):
     for path in (html / edition).glob("*.html"):
