@@ -74,8 +74,8 @@ function distance(word, other) {
 
 // All sections with most of what is asked for, the best first.
 function found(query, parts) {
-  const plain = query.replaceAll("-", " ");
-  const term = globalThis.TERMS.find(([names]) => names.some((name) => name.replaceAll("-", " ") === plain));
+  const same = (text) => text.replaceAll("-", " ").replace(/s$/, ""); // a plural is the same term
+  const term = globalThis.TERMS.find(([names]) => names.some((name) => same(name) === same(query)));
   const rated = sections.map((section) => ({ ...section, ...rating(section, query, parts, term?.[1]) }));
   const most = Math.max(...rated.map(({ matched }) => matched));
   return rated

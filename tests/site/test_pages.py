@@ -157,6 +157,16 @@ def test_every_question_leads_to_an_output_and_to_who_asked(html, edition):
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
+def test_a_page_of_questions_says_what_is_found_there(html, edition):
+    """Search engines and cards showed the first answer instead: “Yes, but not on Intel GPUs.”"""
+    for page in (soup(path) for path in (html / edition).glob("questions_*.html")):
+        first = page.article.select_one("h1 ~ p:not(.page-note)")
+        assert first.find_parent("section") == page.h1.find_parent("section")
+        said = page.select_one('meta[name="description"]')["content"].rstrip("…")
+        assert " ".join(first.text.split()).startswith(said)
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
 def test_lessons_and_glossary_lead_to_each_other(html, edition):
     """The lesson that the glossary names for a term links to the term where it first uses it."""
     for term in soup(html / edition / "glossary.html").select("dt:has(span[id])"):
