@@ -124,8 +124,7 @@ def render_edition(book: Book, edition: Edition, site: Path) -> list[str]:
     if complaints := run_sphinx(book, edition):
         return complaints
     made, folder = book.root / "_build" / "sphinx" / edition.name / "_build" / "html", site / edition.name
-    ignore = shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map")
-    shutil.copytree(made, folder, ignore=ignore)
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map"))
     remove_unused(folder)
     for path in prints(book, edition.name):
         shutil.copy2(path, site)
@@ -174,11 +173,11 @@ def remove_unused(folder: Path) -> None:
 
 def make_zip(target: Path, folder: Path) -> None:
     """The site as one file for reading offline; the same bytes whenever it is made of the same pages."""
-    paths = [path for path in folder.rglob("*.*") if path.suffix not in (".zip", ".epub", ".pdf")]
+    missing = rb'<a href="\.\./[^"]+\.(?:zip" download>(.*?)|(?:epub|pdf)" download>.*?)</a>'  # words stay
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(paths):
+        for path in sorted(p for p in folder.rglob("*.*") if p.suffix not in (".zip", ".epub", ".pdf")):
             entry = zipfile.ZipInfo(f"{target.stem}/{path.relative_to(folder).as_posix()}")
-            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+            archive.writestr(entry, re.sub(missing, rb"\1", path.read_bytes()), zipfile.ZIP_DEFLATED)
 
 
 def root_pages(book: Book, site: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from book.files import json_text, notebook_json
 from tests.conftest import BOOK, EDITIONS
+from tests.site.reading import parse
 
 NOTHING = {"en": "Nothing found.", "zh": "没有找到"}
 
@@ -24,12 +25,24 @@ def unpacked(html, tmp_path_factory):
 
 
 def test_book_as_a_zip(html, unpacked):
-    """All of the site but what needs a server."""
+    """All of the site but other forms of the book, and links to them."""
     for path in html.rglob("[!.]*.*"):
         kept = path.suffix not in (".zip", ".epub", ".pdf")
         assert (unpacked / path.relative_to(html)).exists() == kept, path
-        if kept:
+        if kept and path.name != "index.html":
             assert (unpacked / path.relative_to(html)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_the_home_page_in_the_zip_leads_to_what_is_there(html, unpacked, edition):
+    """It offered the zip itself, which is not in the zip."""
+    shown, page = [parse(folder / edition / "index.html") for folder in (html, unpacked)]
+    taken = shown.select("a[download]")
+    assert taken and all((html / edition / link["href"]).exists() for link in taken)
+    assert not page.select("a[download]")
+    words = [link.text for link in taken if link["href"].endswith(".zip")]
+    assert words and all(text in page.article.text for text in words), "the sentence stays whole"
+    assert len(page.find_all("a")) == len(shown.find_all("a")) - len(taken), "no other link goes"
 
 
 def test_other_edition_in_the_zip(visit, unpacked):

@@ -141,3 +141,6 @@ def test_the_home_page_offers_what_was_printed(printed):
             assert f'href="../{made.name}"' in home and made.name not in lesson
             assert (html / made.name).read_bytes() == made.read_bytes()
     assert "下载 PDF" in (html / "zh" / "index.html").read_text(encoding="utf-8")
+    with zipfile.ZipFile(html / "a-small-book.zip") as archive:
+        pages = [archive.read(f"a-small-book/{edition}/index.html").decode() for edition in book.editions]
+    assert not [text for text in pages if "PDF" in text or "EPUB" in text], "they are not in it"
