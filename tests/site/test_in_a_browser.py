@@ -82,6 +82,12 @@ def test_cheat_sheet_is_one_page_and_right(visit, edition):
         page.pdf(format="A4", margin=dict.fromkeys(("top", "bottom", "left", "right"), "10mm")).count(b"/Type /Page\n")
         == 1
     )
+    page.set_viewport_size({"width": 718, "height": 1047})  # that sheet within its margins
+    page.emulate_media(media="print")
+    heights = "boxes => boxes.map((box) => box.clientHeight)"
+    whole = page.locator("article pre").evaluate_all(heights)
+    page.add_style_tag(content="article pre { white-space: pre !important; }")
+    assert page.locator("article pre").evaluate_all(heights) == whole, "no line of code is broken"
     examples = re.findall(r"^(\[.*\])\n# (\[.*\])$", page.locator("article").inner_text(), re.MULTILINE)
     assert len(examples) == 2
     for code, result in examples:
