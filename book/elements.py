@@ -243,5 +243,5 @@ def sections_of(doctree: nodes.document) -> Any:
         said = [(p, clean_astext(p)) for p in here if {"page-note", "run-name"}.isdisjoint(p["classes"])]
         texts = [text if isinstance(p.next_node(), nodes.Text) else text.partition(" · ")[0] for p, text in said]
         index = "; ".join(e[1] for i in section.findall(addnodes.index) if section is nearest(i) for e in i["entries"])
-        if texts or section.parent is doctree:
+        if any(texts) or section.parent is doctree:
             yield section["ids"][0], section[0].astext(), " ".join(texts), index

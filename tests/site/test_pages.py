@@ -167,6 +167,15 @@ def test_a_page_of_questions_says_what_is_found_there(html, edition):
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
+def test_the_list_of_questions_has_contents_beside_it(html, edition):
+    """Its groups were bold paragraphs, and “On this page” was empty beside hundreds of questions."""
+    page = soup(html / edition / "questions.html")
+    groups = [heading.find("a", class_="reference")["href"] for heading in page.article.select("h2")]
+    assert sorted(groups) == sorted(path.name for path in (html / edition).glob("questions_*.html"))
+    assert len(page.select(".toc-tree a")) == len(page.article.select("h1, h2, h3"))
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
 def test_lessons_and_glossary_lead_to_each_other(html, edition):
     """The lesson that the glossary names for a term links to the term where it first uses it."""
     for term in soup(html / edition / "glossary.html").select("dt:has(span[id])"):
