@@ -1,5 +1,7 @@
 """The split explorer, in a browser."""
 
+import re
+
 import pytest
 import torch
 
@@ -73,6 +75,9 @@ def test_explorer_survives_nonsense(visit):
 def test_explorer_says_the_law_without_javascript(visit, edition):
     page = visit(f"{edition}/explorer.html", java_script_enabled=False)
     assert "c = ⌈B/n⌉" in page.locator("split-explorer").inner_text()
+    asked = page.locator("article p", has_text=re.compile("Choose a batch|选定批次"))
+    assert asked.count() == 1 and not asked.is_visible(), "there is nothing to choose"
+    assert visit(f"{edition}/explorer.html").locator("article p", has_text=re.compile("Choose|选定")).first.is_visible()
 
 
 @pytest.mark.parametrize(
