@@ -23,7 +23,7 @@ upstream = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(upstream)
 
 n, ids = upstream.n, upstream.ids
-BY_HAND = "calls PyTorch's own functions by hand; test_virtual_and_simulated compares the methods"
+BY_HAND = "calls PyTorch's own functions by hand; test_virtual_and_simulated compares what whole calls do"
 LEFT_OUT = {
     "test_scatter_cuts_as_chunk_does_and_carries_gradients_back": BY_HAND,
     "test_only_the_chunk_at_home_is_a_view": BY_HAND,

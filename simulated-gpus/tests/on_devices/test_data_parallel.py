@@ -287,6 +287,23 @@ def test_second_derivatives(ids):
     assert torch.autograd.gradgradcheck(nn.DataParallel(model, ids), x)
 
 
+def test_a_gradient_that_forward_itself_computes(ids):
+    """As in a gradient penalty: its graph has ended with forward, and backward still goes through it."""
+
+    def penalty(model, x):
+        (slope,) = torch.autograd.grad(model.fc(x).tanh().sum(), x, create_graph=True)
+        return slope.pow(2).sum(1)
+
+    model = on_first(Apply(penalty).double())
+    x = torch.randn(8, 5, dtype=torch.double, device=gpu(0), requires_grad=True)
+    results = []
+    for network in (model, nn.DataParallel(model, ids)):
+        loss = network(x).mean()
+        gc.collect()
+        results.append([loss.detach(), *torch.autograd.grad(loss, [x, model.fc.weight])])
+    torch.testing.assert_close(*results)
+
+
 def test_used_twice_before_backward(n, ids):
     model = on_first(nn.Linear(5, 2))
     network = nn.DataParallel(model, ids)
@@ -403,9 +420,12 @@ def test_batchnorm_remembers_the_first_chunk_and_dropout_draws_alike(n, ids):
     assert 0 < masks[0].sum() < 100 and (masks == masks[0]).all()
 
 
-def test_a_convolution(ids):
+@pytest.mark.parametrize("of_weights", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("of_images", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_convolution(ids, of_weights, of_images):
     plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4), nn.MaxPool2d(2))
-    x = torch.randn(8, 3, 9, 9)
+    plain = plain.to(memory_format=of_weights)
+    x = torch.randn(8, 3, 9, 9).to(memory_format=of_images)
     one = plain(x)
     one.sum().backward()
     expected = [p.grad.clone() for p in plain.parameters()]
@@ -424,6 +444,32 @@ def test_scripted_and_traced_models(how, ids):
     made = on_first(made)
     x = torch.randn(8, 5, device=gpu(0))
     torch.testing.assert_close(nn.DataParallel(made, ids)(x), made(x))
+
+
+class Twice(nn.Module):
+    """Its two children are one module, and its weight is theirs, too."""
+
+    def __init__(self, child):
+        super().__init__()
+        self.first = self.second = child
+        self.weight = child.weight
+
+    def forward(self, x):
+        return self.second(self.first(x)) + x @ self.weight
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.parametrize("scripted", ["nothing", "child", "all"])
+def test_children_and_weights_shared_by_scripted_modules(scripted, ids):
+    child = nn.Linear(5, 5)
+    model = Twice(torch.jit.script(child) if scripted == "child" else child)
+    model = on_first(torch.jit.script(model) if scripted == "all" else model)
+    x = torch.randn(8, 5, device=gpu(0))
+    results = []
+    for network in (model, nn.DataParallel(model, ids)):
+        output = network(x)
+        results.append([output.detach(), *torch.autograd.grad(output.sum(), list(model.parameters()))])
+    torch.testing.assert_close(*results)
 
 
 def test_nothing_is_left_over(ids):
