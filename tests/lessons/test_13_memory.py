@@ -196,10 +196,10 @@ def test_a_row_is_never_cut(edition):
 
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_ddp_and_data_parallel_have_the_gradients_twice(edition):
-    """Lessons 13 and 16 give the same bytes for the same model."""
+    """Lessons 13 and 16 give the same bytes for the same model, if the activations take more than the step."""
     gigabytes = run_cells(f"{edition}/13_memory", ["setup", "yours"])["gigabytes"]
     pick = run_cells(f"{edition}/16_choose", ["choose"])["pick"]
-    alone = gigabytes("one", 8, 8.03, 16, 4, 32, 4096, 1, 4096)
+    alone = gigabytes("one", 8, 8.03, 16, 4, 32, 4096, 1, 16384)
     tool, each = pick(
         dict(weights=8.03 * 4, gradients=8.03 * 4, optimizer=8.03 * 8, activations=alone - 8.03 * 16, temporary=0),
         memory=1000,
@@ -207,7 +207,21 @@ def test_ddp_and_data_parallel_have_the_gradients_twice(edition):
     )
     assert tool == "DDP" and each == pytest.approx(alone + 4 * 8.03)
     for how in ("DataParallel", "DDP"):
-        assert gigabytes(how, 8, 8.03, 16, 4, 32, 4096, 8, 4096) == pytest.approx(each)
+        assert gigabytes(how, 8, 8.03, 16, 4, 32, 4096, 8, 16384) == pytest.approx(each)
+
+
+@pytest.mark.parametrize("how, gpus, each", [("one", 1, 20), ("DataParallel", 4, 20), ("DDP", 4, 24), ("FSDP2", 4, 5)])
+def test_with_few_activations_the_step_decides(left, how, gpus, each):
+    """The formula and the rehearsal, of a model with 40 layers and hardly a row."""
+    gigabytes = run_cells("en/13_memory", ["setup", "yours"])["gigabytes"]
+    billions = 40 * 256 * 257 / 1e9
+    assert gigabytes(how, gpus, billions, 16, 4, 40, 256, gpus, 0) == pytest.approx(each * billions)
+
+    def model():
+        return nn.Sequential(*[nn.Linear(256, 256) for _ in range(40)])
+
+    rehearsed = sum(left["peak"](model, [torch.zeros(gpus, 256)], gpus, how).values()) / 1e9
+    assert rehearsed == pytest.approx(each * billions, rel=0.05)
 
 
 def test_70_billion(left):
