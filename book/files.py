@@ -15,10 +15,8 @@ import yaml
 
 from .model import BookError, Cell, Problem
 
-METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+METADATA = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
 CELL_SCHEMA = yaml.safe_load(Path(__file__).with_name("cell.schema.yml").read_text("utf-8"))
 KEPT_METADATA = tuple(CELL_SCHEMA["properties"]["metadata"]["properties"])
 assert_cell = fastjsonschema.compile(CELL_SCHEMA)

@@ -3,6 +3,7 @@
 Sphinx makes anew what has changed (see `extension`). The site is put in place when all of it is there.
 """
 
+import gc
 import gettext
 import hashlib
 import html
@@ -155,6 +156,7 @@ def jupyter_book(root: Path, log: Path, command: list[str]) -> None:
     with log.open("a", encoding="utf-8") as stream:
         for output in (sys.stdout, sys.stderr):
             os.dup2(stream.fileno(), output.fileno())
+    gc.disable()  # it ends soon: looking for what it has thrown away would be a quarter of its time
     os.chdir(root)
     os.environ |= {"NO_COLOR": "1", NEVER_EXECUTE: "1"}
     from jupyter_book.cli.main import main  # that it is broken is to be read in the log
