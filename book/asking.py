@@ -10,6 +10,7 @@ check prints then is the hint for all its questions.
 """
 
 import ast
+import json
 import re
 from typing import Any
 
@@ -85,9 +86,10 @@ def wrong(cell: Cell) -> str:
 
 
 def impossible(cell: Cell, outputs: list[dict[str, Any]]) -> list[Any]:
-    """The right answers that readers are not offered: they are none of a question's choices."""
+    """The answers to questions of whose right answers no choice is one, as JavaScript writes them: true, 3."""
     offered = [each for each in asked(cell, outputs) if "choices" in each]
-    return [answer for each in offered for answer in each["right"] if str(answer) not in each["choices"]]
+    said = [{x if isinstance(x, str) else json.dumps(x).removesuffix(".0") for x in each["right"]} for each in offered]
+    return [each["right"][0] for each, words in zip(offered, said, strict=True) if words.isdisjoint(each["choices"])]
 
 
 def structure(cell: Cell) -> list[Any]:

@@ -50,8 +50,9 @@ def settings(book: Book) -> Iterator[Problem]:
     schema = json.loads((package / "config_schema.json").read_text(encoding="utf-8"))
     known, limit = schema["properties"], {"type": "number", "exclusiveMinimum": 0}
     known["execute"]["properties"] |= dict.fromkeys(LIMITS, limit)
-    text = json.dumps(book.config, default=str)
-    given = json.loads(text, object_hook=lambda part: {k: v for k, v in part.items() if v is not None})  # not `url:`
+    given = {name: part for name, part in book.config.items() if part is not None}  # not `execute:` or `url:`
+    inner = {name: part.items() for name, part in given.items() if isinstance(part, dict)}
+    given |= {name: {k: v for k, v in parts if v is not None} for name, parts in inner.items()}
     try:
         fastjsonschema.validate(schema, given, use_default=False)
     except fastjsonschema.JsonSchemaValueException as error:

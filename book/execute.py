@@ -56,8 +56,8 @@ class Execution:
         self.versions = versions()
         # The commit of the sources, with a + if files differ from it; None outside a git checkout.
         self.commit = files.git(book.root, "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")
-        settings = {**LIMITS, **(book.config.get("execute") or {})}
-        self.limits = {name: settings[name] for name in LIMITS}
+        settings: dict[str, Any] = book.config.get("execute") or {}
+        self.limits: dict[str, Any] = {name: settings.get(name) or limit for name, limit in LIMITS.items()}
 
     def key(self, lesson: Lesson) -> str:
         """Hash of all that the outputs of a lesson depend on."""

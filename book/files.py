@@ -131,9 +131,9 @@ def write_json(path: Path, data: Any) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to fill, which takes the place of the target if all goes well; if not, the target is as it was."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}-", suffix=".part"))
+    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=".part"))
     fresh.chmod(0o755)
-    old = target.with_name(f"{target.name}.old")
+    old = target.with_name(f".{target.name}.old")
     try:
         yield fresh
         shutil.rmtree(old, ignore_errors=True)
@@ -157,10 +157,10 @@ def lock(build: Path) -> Iterator[None]:
     try:
         with FileLock(build / "lock", timeout=0):
             for place in (build, build / "runs"):
-                for old in place.glob("*.old"):
-                    if not old.with_suffix("").exists():  # killed between the two renames
-                        old.rename(old.with_suffix(""))
-                for folder in [*place.glob("*.old"), *place.glob("*.part")]:
+                for old in place.glob(".*.old"):
+                    if not (target := old.with_name(old.stem[1:])).exists():  # killed between the two renames
+                        old.rename(target)
+                for folder in [*place.glob(".*.old"), *place.glob(".*.part")]:
                     shutil.rmtree(folder, ignore_errors=True)
             yield
     except Timeout:

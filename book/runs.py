@@ -150,7 +150,7 @@ def recorded(root: Path) -> list[Run]:
 
 def local(root: Path) -> list[Run]:
     """The runs of this machine: the last one, and those for several GPU counts."""
-    folders = [run_folder(root), *sorted(runs_folder(root).glob("*"))]
+    folders = [run_folder(root), *sorted(runs_folder(root).glob("[!.]*"))]
     return [run for run in map(from_folder, folders) if run]
 
 

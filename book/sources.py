@@ -15,7 +15,6 @@ from sphinx_external_toc.parsing import MalformedError, parse_toc_data
 
 from . import files, runs
 from .model import Book, BookError, Cell, Edition, Lesson, Page, Problem
-from .texts import text_of
 
 NOTEBOOKS = "notebooks"
 ADDRESS = "BOOK_ADDRESS"  # an environment variable: where the site will be
@@ -232,7 +231,7 @@ def relabelled(cell: Cell, model: Lesson, new: Lesson) -> str:
     """A text cell with labels of its own and the number of the new lesson; links to what is in its lesson follow."""
     if cell.kind != "markdown":
         return cell.source
-    labels = {label for each in model.cells for label in text_of(each).labels}
+    labels = {label for each in model.cells for label in re.findall(r"(?m)^\(([\w-]+)\)=$", each.source)}
     prefix, place = new.name[3:].replace("_", "-"), rf"(^\((?=[\w-]+\)=$)|\]\((?:{re.escape(new.file)})?#)([\w-]+)"
     source = cell.source.replace(f"]({model.file}#", f"]({new.file}#")
     source = re.sub(place, lambda m: m[1] + f"{prefix}-" * (m[2] in labels) + m[2], source, flags=re.MULTILINE)

@@ -111,6 +111,9 @@ def masked(node: Any, line: int) -> Iterator[tuple[int, Any]]:
         # Languages differ in word order: the formatted values count, their places do not.
         values = [value for value in node.values if isinstance(value, ast.FormattedValue)]
         yield line, sorted(str([part for _, part in masked(value, line)]) for value in values)
+    elif isinstance(node, ast.FormattedValue):  # .2f is no word
+        yield from masked(node.value, line)
+        yield line, (node.conversion, node.format_spec and ast.unparse(node.format_spec))
     elif isinstance(node, ast.AST):
         yield from masked([type(node), *(getattr(node, field) for field in node._fields)], line)
     elif isinstance(node, list):

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from book import asking
+from book.model import Cell
 from tests.engine.conftest import EDITIONS
 from tests.engine.test_editions import soup
 
@@ -70,6 +72,22 @@ def test_a_truth_that_is_none(book, truth, said):
 def test_a_truth_that_is_no_expression(book):
     ask(book, "count-rows", truth="rows =")
     assert "notebooks/en/01_count.ipynb, cell count-rows: no expression: rows =\n" in book.bad("check")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"truth": "len(rows) == 3", "choices": {"true": "three", "false": "another number"}},
+        {"truth": "len(rows) / 1", "choices": {"2": "two", "3": "three"}},
+        {"truth": "['a', 'b']", "any": True, "choices": {"a": "this", "c": "that"}},
+    ],
+)
+def test_choices_are_values_as_a_page_writes_them(question):
+    outputs = [asking.output([eval(question["truth"], {"rows": [3, 1, 2]})])]
+    cell = Cell("a", "code", "", {"ask": [{"question": "Which?", **question}]})
+    assert asking.impossible(cell, outputs) == []
+    cell.metadata["ask"][0]["choices"] = {"d": "another"}
+    assert len(asking.impossible(cell, outputs)) == 1
 
 
 def test_choices_of_which_none_is_the_truth(book):

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from book import check, texts
+from book.execute import Execution
+from book.machine import LIMITS
 from book.model import BookError, Problem
 from tests.unit.conftest import changed
 
@@ -129,9 +131,10 @@ def test_pages_are_behind_until_they_are_translated_again(small):
 
 
 def test_a_setting_left_empty_is_as_none(small):
-    config = {**small.config, "execute": None, "repository": {"url": None}}
+    config = {**small.config, "parse": None, "execute": {"deadline": None}, "repository": {"url": None}}
     assert check.check(replace(small, config=config)) == []
-    assert config["execute"] is None and config["repository"] == {"url": None}, "and stays as it was"
+    assert config["parse"] is None and config["repository"] == {"url": None}, "and stays as it was"
+    assert Execution(replace(small, config=config)).limits == LIMITS
 
 
 def test_metadata_with_almost_a_name(small):
@@ -139,6 +142,14 @@ def test_metadata_with_almost_a_name(small):
     cell.metadata["asks"] = []
     said = "nothing in its metadata is called asks; did you mean ask?"
     assert Problem("notebooks/zh/02_total.ipynb, cell total", said) in check.check(small)
+
+
+def test_how_a_value_is_written_counts(small):
+    newer = changed(
+        changed(small, "en/02_total", total='print(f"{1:.2f} GB")'), "zh/02_total", total='print(f"{1:.3f} 吉")'
+    )
+    said = "the code differs from the source edition's, first in line 1"
+    assert Problem("notebooks/zh/02_total.ipynb, cell total", said) in check.pairs(newer)
 
 
 def test_a_label_twice_in_a_page(small):

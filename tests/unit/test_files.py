@@ -91,33 +91,33 @@ def test_a_new_folder_that_could_not_be_filled(tmp_path):
 
 def test_what_killed_builds_have_left_is_removed(tmp_path):
     runs = tmp_path / "runs"
-    for name in ("8-gpus-ab12cd34.part", "2-gpus.old", "2-gpus", "4-gpus.old", "8-gpus-baseline"):
+    for name in (".8-gpus-ab12cd34.part", ".2-gpus.old", "2-gpus", ".4-gpus.old", "8-gpus-baseline", "8-gpus.old"):
         (runs / name).mkdir(parents=True)
-    for name in ("html-abcd1234.part", "run-x_y0z123.part", "html", "run.old"):
+    for name in (".html-abcd1234.part", ".run-x_y0z123.part", "html", ".run.old"):
         (tmp_path / name).mkdir()
-    (tmp_path / "run.old" / "run.json").write_text("{}")
+    (tmp_path / ".run.old" / "run.json").write_text("{}")
     (tmp_path / "html-mine").mkdir()
     with files.lock(tmp_path):
         assert sorted(os.listdir(tmp_path)) == ["html", "html-mine", "lock", "run", "runs"]
-        assert sorted(os.listdir(runs)) == ["2-gpus", "4-gpus", "8-gpus-baseline"]
+        assert sorted(os.listdir(runs)) == ["2-gpus", "4-gpus", "8-gpus-baseline", "8-gpus.old"]
         assert os.listdir(tmp_path / "run") == ["run.json"], "killed between the two renames"
 
 
 def test_the_old_folder_goes_if_the_new_one_is_there(tmp_path):
-    for name in ("html", "html.old"):
+    for name in ("html", ".html.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text("")
     with files.lock(tmp_path):
-        assert os.listdir(tmp_path / "html") == ["html"] and not (tmp_path / "html.old").exists()
+        assert os.listdir(tmp_path / "html") == ["html"] and not (tmp_path / ".html.old").exists()
 
 
 def test_one_lock_at_a_time(tmp_path):
     with files.lock(tmp_path):
-        (tmp_path / "html-abcd1234.part").mkdir()
+        (tmp_path / ".html-abcd1234.part").mkdir()
         with pytest.raises(BookError, match="another build is at work in this folder"):
             with files.lock(tmp_path):
                 pass
-        assert (tmp_path / "html-abcd1234.part").exists(), "it belongs to the other build"
+        assert (tmp_path / ".html-abcd1234.part").exists(), "it belongs to the other build"
     with files.lock(tmp_path):
         pass
 
