@@ -1,5 +1,6 @@
 """What the tests of the real book share: its lessons, executed once, and the book as it ships."""
 
+import gc
 import json
 import os
 import re
@@ -16,6 +17,14 @@ from tests.appended import append, without_appended
 
 # Tests, and the kernels that they start, have more threads than cores: those of OpenMP are to sleep while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: the collector need not look at it again, nor copy it in each process that is forked."""
+    gc.freeze()
+    gc.set_threshold(50_000)
+
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = sources.load(ROOT)

@@ -4,6 +4,7 @@ As a program: SIMULATED_GPUS=8 python -m tests.simulated RESULT.json [LESSON ...
 """
 
 import contextlib
+import gc
 import io
 import json
 import linecache
@@ -84,6 +85,7 @@ def run_lessons(names):
 
     from tests.conftest import BOOK
 
+    gc.freeze()  # the collector must not touch, and so copy, the pages that the lessons share
     printed = {}
     for lesson in BOOK.source.lessons:
         if lesson.name in names:

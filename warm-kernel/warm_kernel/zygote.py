@@ -189,7 +189,6 @@ def become_kernel(request, stdout, stderr):
             os.dup2(file, standard)
             os.close(file)
         os.chdir(request["folder"])
-        gc.unfreeze()
         seed_afresh()
         launcher = importlib.util.find_spec("ipykernel_launcher").origin
         sys.argv = [launcher, *request["arguments"]]
