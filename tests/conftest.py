@@ -19,7 +19,6 @@ from tests.appended import append, without_appended
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-
 def pytest_collection_finish():
     """What is imported by now stays: the collector need not look at it again, nor copy it in each process that is forked."""
     gc.freeze()

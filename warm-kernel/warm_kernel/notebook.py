@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
@@ -18,6 +17,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from traitlets.config import Config
 from zmq import ZMQError
+
+from warm_kernel import WarmProvisioner
 
 MAX_OUTPUT = 1_000_000  # characters that one cell may put out
 
@@ -133,16 +134,17 @@ def limited_client(
     # This provisioner forks kernels where it can, and ends what a kernel has started.
     KernelProvisionerFactory.instance().default_provisioner_name = "warm-kernel"
 
-    class LimitedClient(NotebookClient):  # type: ignore[misc]
+    class LimitedClient(NotebookClient):
         given_up: str | None = None
         size = 0  # of what the current cell has put out
 
         def give_up(self, reason: str) -> None:
             self.given_up = self.given_up or reason
-            with suppress(AttributeError):  # it has no kernel yet, or no more
-                self.km.provisioner.end()
+            manager = self.km  # another thread may set it to None
+            if manager and isinstance(manager.provisioner, WarmProvisioner):
+                manager.provisioner.end()
 
-        def output(self, outs: Any, msg: Any, display_id: str, cell_index: int) -> Any:
+        def output(self, outs: Any, msg: Any, display_id: str | None, cell_index: int) -> Any:
             self.size += len(repr(msg["content"]))
             if self.size > MAX_OUTPUT:
                 self.give_up(f"put out more than {MAX_OUTPUT:,} characters")

@@ -6,6 +6,8 @@ On its socket go out its process id, and its exit status at the end. If the othe
 the kernel is killed; if the control socket's is, because the owner has ended in whatever way, all are.
 """
 
+from __future__ import annotations
+
 import ctypes
 import fcntl
 import gc
@@ -20,6 +22,10 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
 
 # What every ipykernel imports, some of it only when it starts.
 KERNEL = (
@@ -38,7 +44,7 @@ FOR_IMPORTS = {"OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "module://matplotlib_i
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-def main(descriptor, modules):
+def main(descriptor: str, modules: str) -> None:
     control = socket.socket(fileno=int(descriptor))
     os.set_inheritable(control.fileno(), False)
     # If the owner ends it during the imports, the signal SIGIO does, at once and without a word.
@@ -63,7 +69,7 @@ def main(descriptor, modules):
     os._exit(0)  # the interpreter's own end takes the better part of a second with torch
 
 
-def prepare(modules):
+def prepare(modules: Iterable[str]) -> str | None:
     """Imports the modules; returns why forking would be unsafe, or None."""
     gc.disable()  # imports make much and throw little away: collecting would be a quarter of their time
     for name in modules:
@@ -84,9 +90,9 @@ def prepare(modules):
 
 
 class Zygote:
-    def __init__(self, control):
+    def __init__(self, control: socket.socket) -> None:
         self.control = control
-        self.kernels = {}  # process id -> its socket
+        self.kernels: dict[int, socket.socket] = {}  # by process id
         # What a kernel leaves behind becomes a child of this process.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.ended, wake = socket.socketpair()
@@ -99,7 +105,7 @@ class Zygote:
         for file in (control, self.ended):
             self.selector.register(file, selectors.EVENT_READ)
 
-    def serve(self):
+    def serve(self) -> None:
         while True:
             for key, _ in self.selector.select():
                 if key.fileobj is self.control:
@@ -115,9 +121,9 @@ class Zygote:
                         self.selector.unregister(key.fileobj)
                         os.kill(pid, signal.SIGKILL)
 
-    def fork(self):
+    def fork(self) -> bool:
         """Makes the kernel that is asked for; false if the owner has gone."""
-        request, files = b"", []
+        request, files = b"", list[int]()
         with suppress(ConnectionResetError):  # it has gone without reading all that it was sent
             request, files, _, _ = socket.recv_fds(self.control, 1_000_000, 3)
         if not request:
@@ -129,15 +135,15 @@ class Zygote:
                 file.close()
             self.selector.close()
             become_kernel(json.loads(request), *files[1:])
-        for file in files[1:]:
-            os.close(file)
+        for descriptor in files[1:]:
+            os.close(descriptor)
         with suppress(OSError):
             connection.send(str(pid).encode())
         self.kernels[pid] = connection
         self.selector.register(connection, selectors.EVENT_READ)
         return True
 
-    def reap(self):
+    def reap(self) -> None:
         """Kills what the kernels have left behind that have ended, and then reports these."""
         ended = [(self.kernels.pop(pid, None), status) for pid, status in ended_children()]
         kill_children(spare=self.kernels)
@@ -149,14 +155,15 @@ class Zygote:
                     self.selector.unregister(connection)
                 connection.close()
 
-    def kill_all(self):
+    def kill_all(self) -> None:
         with suppress(ChildProcessError):  # there are no more
             while True:
                 kill_children()
                 os.waitpid(-1, 0)  # what that one has left behind is now ours, and next
 
 
-def ended_children():
+def ended_children() -> list[tuple[int, int]]:
+    """The process ids and the wait statuses of children that have ended, each told once."""
     ended = []
     with suppress(ChildProcessError):
         while (child := os.waitpid(-1, os.WNOHANG))[0]:
@@ -164,7 +171,7 @@ def ended_children():
     return ended
 
 
-def kill_children(spare=()):
+def kill_children(spare: Container[int] = ()) -> None:
     """Kills all processes below this one, but not the spared children nor what is below those."""
     import psutil
 
@@ -176,7 +183,7 @@ def kill_children(spare=()):
                         process.kill()
 
 
-def become_kernel(request, stdout, stderr):
+def become_kernel(request: dict[str, Any], stdout: int, stderr: int) -> NoReturn:
     """Runs ipykernel in this process, which has just been forked, until it ends."""
     try:
         os.setsid()
@@ -190,8 +197,9 @@ def become_kernel(request, stdout, stderr):
             os.close(file)
         os.chdir(request["folder"])
         seed_afresh()
-        launcher = importlib.util.find_spec("ipykernel_launcher").origin
-        sys.argv = [launcher, *request["arguments"]]
+        launcher = importlib.util.find_spec("ipykernel_launcher")
+        assert launcher and launcher.origin
+        sys.argv = [launcher.origin, *request["arguments"]]
         from ipykernel import kernelapp
 
         kernelapp.launch_new_instance()
@@ -211,7 +219,7 @@ def become_kernel(request, stdout, stderr):
         os._exit(0)  # as in main
 
 
-def seed_afresh():
+def seed_afresh() -> None:
     """A fresh process has fresh seeds; forks would all have their parent's."""
     import random
 
