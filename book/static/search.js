@@ -52,7 +52,7 @@ function told(count) {
 // A longer word that stands nowhere is taken for the nearest one of titles and index, at most two letters away.
 function spelt(query) {
   return query.replace(/(?<![\w./-])[a-z]{5,}(?![\w./-])/g, (word) => {
-    if (spread([stem(word)])) return word;
+    if (holding([stem(word)]).size) return word;
     spelt.known ??= [...new Set(sections.flatMap(({ lower }) => `${lower.title} ${lower.index}`.match(/[a-z]{5,}/g) ?? []))];
     const [best, steps] = spelt.known.map((each) => [each, distance(word, each)]).sort((one, other) => one[1] - other[1])[0];
     return steps <= (word.length < 8 ? 1 : 2) ? best : word;
@@ -83,10 +83,13 @@ function found(query, parts) {
     .sort((one, other) => other.score - one.score);
 }
 
-function rating({ url, lower }, query, parts, places = []) {
+function rating(section, query, parts, places = []) {
+  const { url, lower } = section;
   let [score, matched] = [0, 0];
   for (const { names, worth } of parts) {
-    const [title, index, text, page] = ["title", "index", "text", "page"].map((where) => times(names, lower[where]));
+    const count = (where) => times(names, lower[where]);
+    const [title, index, text] = holding(names).has(section) ? ["title", "index", "text"].map(count) : [0, 0, 0];
+    const page = count("page");
     if (title + index + text + page) matched += worth;
     const of = title && Math.max(...names.filter((name) => times([name], lower.title)).map((name) => name.length));
     const inTitle = title && IN_TITLE + of / lower.title.length; // more of a short title
@@ -115,18 +118,18 @@ function partsOf(query) {
   }
   for (const part of rest.match(PART) ?? []) {
     const mixed = part.match(/[\u3400-\u9fff]+|[a-z_]+|\d+/g); // GPU100%, LSTM2
-    if (mixed?.length > 1 && !spread([part])) {
+    if (mixed?.length > 1 && !holding([part]).size) {
       asked.push(...mixed.map((piece) => [stem(piece)]));
       continue;
     }
-    const pairs = [...part.slice(1)].map((letter, at) => part[at] + letter).filter((pair) => spread([pair]));
+    const pairs = [...part.slice(1)].map((letter, at) => part[at] + letter).filter((pair) => holding([pair]).size);
     if (!CHINESE.test(part)) asked.push([stem(part)]);
-    else if (spread([part]) || !pairs.length) asked.push([part]);
+    else if (holding([part]).size || !pairs.length) asked.push([part]);
     else asked.push(...pairs.map((pair) => [pair]));
   }
   // A word that stands nowhere in the book helps nobody to find the others.
-  const known = asked.filter(spread);
-  return (known.length ? known : asked).map((names) => ({ names, worth: rarity(spread(names)) }));
+  const known = asked.filter((names) => holding(names).size);
+  return (known.length ? known : asked).map((names) => ({ names, worth: rarity(holding(names).size) }));
 }
 
 function stem(word) {
@@ -134,13 +137,14 @@ function stem(word) {
   return word.replace(/(ing|er|ed|es|s)$/, "").replace(/([bdgmnprt])\1$/, "$1"); // logging, stopped
 }
 
-// In how many sections one of these words stands, asked several times of each, and what it is worth that it does.
-function spread(names) {
-  spread.known ??= Object.create(null); // an object has words of its own, such as constructor
-  spread.known[names] ??= sections.filter(({ lower }) => times(names, lower.all)).length;
-  return spread.known[names];
+// The sections in which one of these words stands, asked several times of each.
+function holding(names) {
+  holding.known ??= Object.create(null); // an object has words of its own, such as constructor
+  holding.known[names] ??= new Set(sections.filter(({ lower }) => times(names, lower.all)));
+  return holding.known[names];
 }
 
+// What it is worth that a word of so many sections stands in one.
 function rarity(count) {
   return Math.log(1 + sections.length / (count + 0.5));
 }
