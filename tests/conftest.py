@@ -19,6 +19,11 @@ from tests.appended import append, without_appended
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: many tests wait for processes to end, and compute nothing."""
+    return os.cpu_count() + 1
+
+
 def pytest_collection_finish():
     """What is imported by now stays: the collector need not look at it again, nor copy it in each process that is forked."""
     gc.freeze()
