@@ -145,7 +145,7 @@ def execute(names: list[str], edition: str | None, gpus: list[int | None], force
         for count in gpus:
             folder = runs.runs_folder(book.root) / f"{count}-gpus" if len(gpus) > 1 else runs.run_folder(book.root)
             execute_lessons(book, lessons, count, force, cold, folder)
-            paths = [f"{files.shown(folder, book.root)}/{lesson.id}.ipynb" for lesson in lessons]
+            paths = [f"{files.relative(folder, book.root)}/{lesson.id}.ipynb" for lesson in lessons]
             print("outputs:", *paths[:1], *["and so on"] * (len(paths) > 1))
 
 
@@ -189,7 +189,7 @@ def record(run: str, force: bool) -> None:
     """Record what the site shows of a run, in the folder runs."""
     book = sources.load()
     with files.lock(book.root / "_build"):
-        print(f"recorded: {files.shown(runs.record(book, run, force), book.root)}")
+        print(f"recorded: {files.relative(runs.record(book, run, force), book.root)}")
 
 
 @commands.command()

@@ -41,8 +41,8 @@ def output(values: list[Any]) -> dict[str, Any]:
     return {"output_type": "display_data", "data": {TRUTHS: values}, "metadata": {}}
 
 
-def shown(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The outputs that a page shows."""
+def without_values(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The outputs that readers see."""
     return [each for each in outputs if TRUTHS not in each.get("data", {})]
 
 

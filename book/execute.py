@@ -163,7 +163,7 @@ class Execution:
         notebook.cells.pop()
         files.write_json(kept, notebook)
         first_line = str(error).strip().partition("\n")[0]
-        outputs = f"    outputs so far: {files.shown(kept, self.book.root)}"
+        outputs = f"    outputs so far: {files.relative(kept, self.book.root)}"
         return BookError(f"{Problem(f'{lesson.path}, cell {error.cell}', first_line)}\n{outputs}")
 
 

@@ -89,7 +89,7 @@ class Pages:
         for cell, entry in zip(lesson.cells, notebook["cells"], strict=True):
             entry["metadata"]["id"] = cell.id
             if cell.id in done:
-                entry["outputs"] = asking.shown(done[cell.id].outputs)
+                entry["outputs"] = asking.without_values(done[cell.id].outputs)
                 entry["metadata"] |= self.asked(lesson, cell)
             panels = self.panels(lesson, cell, entry)
             if cell.id in done and "gpu" in cell.metadata and not self.run.lessons[lesson.id].gpus:
@@ -134,13 +134,13 @@ class Pages:
             return []
         code = runs.code_hash(cell.source)
         # The choice is kept from page to page by the key: the page's own run is the same tab everywhere.
-        shown = [("here", _("This page"), mine, Recorded(code, entry["outputs"]))]
+        found = [("here", _("This page"), mine, Recorded(code, entry["outputs"]))]
         for run in others:
             at = run.lessons[lesson.id]
-            shown.append((at.machine, at.machine, at, run.cells[lesson.id][cell.id]))
-        shown.sort(key=lambda panel: "gpu" in cell.metadata and not panel[2].gpus)  # the first tab is open
+            found.append((at.machine, at.machine, at, run.cells[lesson.id][cell.id]))
+        found.sort(key=lambda panel: "gpu" in cell.metadata and not panel[2].gpus)  # the first tab is open
         panels = []
-        for number, (key, title, at, kept) in enumerate(shown):
+        for number, (key, title, at, kept) in enumerate(found):
             detail = f"{at.machine} · PyTorch {at.versions['torch']} · {at.executed[:10]}"
             about = {"key": key, "title": title, "detail": detail, "stale": kept.code != code, "first": number == 0}
             metadata = {**cell.metadata, "tags": ["remove-input"], "run": about}

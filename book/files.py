@@ -22,8 +22,8 @@ KEPT_METADATA = tuple(CELL_SCHEMA["properties"]["metadata"]["properties"])
 assert_cell = fastjsonschema.compile(CELL_SCHEMA)
 
 
-def shown(path: Path, root: Path) -> str:
-    """A path as messages show it: relative to the book's folder."""
+def relative(path: Path, root: Path) -> str:
+    """A path as messages name it: from the book's folder on."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
@@ -32,10 +32,10 @@ def read_text(path: Path, root: Path, encoding: str = "utf-8-sig") -> str:
     try:
         return path.read_bytes().decode(encoding).replace("\r\n", "\n")
     except FileNotFoundError:
-        raise BookError(Problem(shown(path, root), "no such file")) from None
+        raise BookError(Problem(relative(path, root), "no such file")) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise BookError(Problem(f"{shown(path, root)}, line {line}", "not UTF-8; save the file as UTF-8")) from None
+        raise BookError(Problem(f"{relative(path, root)}, line {line}", "not UTF-8; save the file as UTF-8")) from None
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -48,7 +48,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path, root: Path) -> Any:
-    return parse_yaml(read_text(path, root), shown(path, root))
+    return parse_yaml(read_text(path, root), relative(path, root))
 
 
 def read_json(path: Path) -> Any:

@@ -69,8 +69,8 @@ def assert_visible(chosen: list[Gpu]) -> None:
         raise BookError(f"{asked}; is it a build without CUDA?")
 
 
-def environment(shown: list[Gpu] | None = None, cold: bool = False) -> dict[str, str]:
-    """The environment of a kernel. It sees just the GPUs `shown`, if any are given; cold: it imports all by itself.
+def environment(gpus: list[Gpu] | None = None, cold: bool = False) -> dict[str, str]:
+    """The environment of a kernel. It sees just these GPUs, if any are given; cold: it imports all by itself.
 
     PYTHONHASHSEED, SOURCE_DATE_EPOCH and matplotlibrc take chance and date out of the outputs, PYTHONUTF8 the locale.
     """
@@ -83,8 +83,8 @@ def environment(shown: list[Gpu] | None = None, cold: bool = False) -> dict[str,
         "PYTHONUTF8": "1",
         "WARM_KERNEL_MODULES": "" if cold else os.environ.get("WARM_KERNEL_MODULES", ",".join(WARM)),
     }
-    if shown is not None:
-        found |= {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in shown), "SIMULATED_GPUS": "0"}
+    if gpus is not None:
+        found |= {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus), "SIMULATED_GPUS": "0"}
     return found
 
 

@@ -56,7 +56,7 @@ def result_from(data: dict[str, Any]) -> Result:
     return Result(**{**data, "provenance": Provenance(**data["provenance"])})
 
 
-def record_in(folder: Path) -> dict[str, Any] | None:
+def provenances_in(folder: Path) -> dict[str, Any] | None:
     """What run.json says of each lesson, or None if there is none that can be read."""
     content = files.read_json(folder / "run.json")
     lessons = content.get("lessons") if isinstance(content, dict) else None
@@ -66,10 +66,10 @@ def record_in(folder: Path) -> dict[str, Any] | None:
 def from_folder(folder: Path) -> Run | None:
     """The run in a folder, with all its code cells, or None if there is none. A notebook that cannot be read counts
     as not executed."""
-    if (record := record_in(folder)) is None:
+    if (provenances := provenances_in(folder)) is None:
         return None
     lessons, cells = {}, {}
-    for id, provenance in record.items():
+    for id, provenance in provenances.items():
         try:
             notebook = files.parse_notebook(files.read_text(folder / f"{id}.ipynb", folder), id)
             lessons[id] = Provenance(**provenance)
@@ -87,7 +87,7 @@ def from_file(path: Path, root: Path) -> Run:
         cells = {id: {cell: Recorded(**data) for cell, data in kept.items()} for id, kept in content["cells"].items()}
         return Run(path.stem, lessons, cells)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BookError(Problem(files.shown(path, root), f"not a recorded run: {error!r}")) from None
+        raise BookError(Problem(files.relative(path, root), f"not a recorded run: {error!r}")) from None
 
 
 def to_json(run: Run) -> dict[str, Any]:
@@ -101,21 +101,21 @@ def write_run(book: Book, folder: Path, results: dict[Lesson, Result]) -> None:
 
     A notebook that stays the same keeps its date, by which Sphinx knows that its page need not be made anew.
     """
-    old = record_in(folder) or {}
+    old = provenances_in(folder) or {}
     new: dict[str, str] = {}
-    record = {}
+    provenances = {}
     for lesson in book.lessons:
         path = f"{lesson.id}.ipynb"
         if lesson in results:
             outputs = results[lesson].outputs
             cells = [replace(c, outputs=tuple(outputs.get(c.id, ()))) for c in lesson.cells]
             new[path] = files.json_text(files.notebook_json(cells, executed=True))
-            record[lesson.id] = asdict(results[lesson].provenance)
+            provenances[lesson.id] = asdict(results[lesson].provenance)
         elif lesson.id in old and (folder / path).exists():
             new[path] = (folder / path).read_text(encoding="utf-8")
-            record[lesson.id] = old[lesson.id]
+            provenances[lesson.id] = old[lesson.id]
     same = {path for path in new if (folder / path).exists() and (folder / path).read_text("utf-8") == new[path]}
-    if len(same) == len(new) and files.json_text(record) == files.json_text(old):
+    if len(same) == len(new) and files.json_text(provenances) == files.json_text(old):
         return
     with files.new_folder(folder) as fresh:
         for path, text in new.items():
@@ -124,7 +124,7 @@ def write_run(book: Book, folder: Path, results: dict[Lesson, Result]) -> None:
                 shutil.copy2(folder / path, fresh / path)
             else:
                 files.write_text(fresh / path, text)
-        files.write_json(fresh / "run.json", {"lessons": record})
+        files.write_json(fresh / "run.json", {"lessons": provenances})
 
 
 def not_executed(book: Book, run: Run | None) -> list[Lesson]:
@@ -178,7 +178,7 @@ def record(book: Book, name: str, force: bool = False) -> Path:
     execution is recorded, which only force replaces.
     """
     run = find(book, name)
-    cells = {id: {c: shown(known[c]) for c in compared(book, id) if c in known} for id, known in run.cells.items()}
+    cells = {id: to_record(known, compared(book, id)) for id, known in run.cells.items()}
     if not (kept := {id: found for id, found in cells.items() if found}):
         raise BookError(f"{name}: none of its lessons has a cell with the tag {COMPARE_TAG}")
     machines = sorted({provenance.machine for provenance in run.lessons.values()})
@@ -194,14 +194,14 @@ def record(book: Book, name: str, force: bool = False) -> Path:
     target = book.root / "runs" / (re.sub(r"\W+", "-", machines[0].replace("×", "x")).lower() + ".json")
     if not force and any(other.name == target.stem and other.lessons != run.lessons for other in book.recorded):
         text = f"of another execution; to replace it: python -m book record {name} --force"
-        raise BookError(Problem(files.shown(target, book.root), text))
+        raise BookError(Problem(files.relative(target, book.root), text))
     files.write_json(target, to_json(Run(target.stem, run.lessons, kept)))
     return target
 
 
-def shown(kept: Recorded) -> Recorded:
-    """Without what only the page's own run has: the answers to its questions."""
-    return replace(kept, outputs=asking.shown(kept.outputs))
+def to_record(known: dict[str, Recorded], cells: dict[str, str]) -> dict[str, Recorded]:
+    """These cells, without what only the page's own run has: the answers to its questions."""
+    return {c: replace(known[c], outputs=asking.without_values(known[c].outputs)) for c in cells if c in known}
 
 
 def compared(book: Book, id: str) -> dict[str, str]:
@@ -221,14 +221,14 @@ def compare(first: Run, second: Run) -> list[tuple[str, str, str]]:
     found = []
     for id in sorted(set(first.cells) & set(second.cells)):
         for cell in [cell for cell in first.cells[id] if cell in second.cells[id]]:
-            before, after = (text_of(run.cells[id][cell].outputs) for run in (first, second))
+            before, after = (lines_of(run.cells[id][cell].outputs) for run in (first, second))
             if before != after:
                 lines = difflib.unified_diff(before, after, first.name, second.name, lineterm="")
                 found.append((id, cell, "\n".join(lines)))
     return found
 
 
-def text_of(outputs: list[dict[str, Any]]) -> list[str]:
+def lines_of(outputs: list[dict[str, Any]]) -> list[str]:
     """Outputs as lines of text."""
     lines: list[str] = []
     for output in outputs:

@@ -95,10 +95,10 @@ def digest(book: Book, run: Run) -> str:
     """Hash of everything that the site is made of, the tools' versions included."""
     texts = [page.raw for edition in book.editions.values() for page in edition.pages.values()]
     editions = [asdict(replace(edition, pages={})) for edition in book.editions.values()]
-    shown = [runs.to_json(each) for each in (run, *book.recorded)]
+    results = [runs.to_json(each) for each in (run, *book.recorded)]
     paths = sorted(p for p in [*HERE.rglob("*.*"), *prints(book)] if p.suffix not in (".py", ".mo", ".pyc"))
     made_by = [LOADED, *map(version, TOOLS), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)]
-    made_of = [texts, editions, book.toc, book.config, shown, made_by, repository(book)]
+    made_of = [texts, editions, book.toc, book.config, results, made_by, repository(book)]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 

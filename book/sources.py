@@ -84,13 +84,13 @@ def load_edition(settings: Path, order: list[str], root: Path, problems: list[st
     for name in missing:
         if twin := composed.get(unicodedata.normalize("NFC", name)):
             text = "the file's name is in another Unicode form than in _toc.yml; rename the file"
-            problems.append(f"{files.shown(found.pop(twin), root)}: {text}")
+            problems.append(f"{files.relative(found.pop(twin), root)}: {text}")
         else:
-            problems.append(f"{files.shown(folder / name, root)}.ipynb: no such file, though _toc.yml names it")
+            problems.append(f"{files.relative(folder / name, root)}.ipynb: no such file, though _toc.yml names it")
     for name in sorted(set(found) - set(order)):
         near = difflib.get_close_matches(name, missing, 1)
         hint = f"it has {near[0]}" if near else "add it there, or remove the file"
-        problems.append(f"{files.shown(found[name], root)}: not in _toc.yml; {hint}")
+        problems.append(f"{files.relative(found[name], root)}: not in _toc.yml; {hint}")
     pages: dict[str, Page] = {}
     for name in [name for name in order if name in found]:
         with collecting(problems):
@@ -101,12 +101,12 @@ def load_edition(settings: Path, order: list[str], root: Path, problems: list[st
         return Edition(folder.name, pages=pages, **files.read_yaml(settings, root))
     except TypeError as error:
         fields = "to be given are label, language, tag, title, author and, for one edition, source: true"
-        raise BookError(Problem(files.shown(settings, root), f"{fields} ({error})")) from None
+        raise BookError(Problem(files.relative(settings, root), f"{fields} ({error})")) from None
 
 
 def load_page(path: Path, edition: str, root: Path) -> Page:
     """A page or, if it is a notebook, a lesson; outputs that an editor has left in it are dropped."""
-    raw, where = files.read_text(path, root, "utf-8"), files.shown(path, root)  # tidy removes a byte order mark
+    raw, where = files.read_text(path, root, "utf-8"), files.relative(path, root)  # tidy removes a byte order mark
     text, about = raw.removeprefix("\ufeff"), None
     if path.suffix == ".ipynb":
         cells = tuple(replace(cell, outputs=()) for cell in files.parse_notebook(text, where))
