@@ -205,6 +205,41 @@ def test_get_state_dict_before_the_first_step_is_a_step_to_adam(of):
     assert of.on_ranks(2, steps) == [(0, {2})] * 2
 
 
+@pytest.mark.parametrize("gradients, loaded", [(False, 10), (True, 0)])
+def test_gradients_before_get_state_dict_cost_the_optimizer_its_state(of, tmp_path, gradients, loaded):
+    """Where there are some, it takes no step, and so has no state to load into; nothing says so."""
+
+    def load():
+        model, optimizer = of.build()
+        if gradients:
+            of.share_of_loss(model, *of.my_rows()).backward()
+        model_state, optimizer_state = of.get_state_dict(model, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state}
+        of.dcp.load(state, checkpoint_id=tmp_path)
+        of.set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        return len(optimizer.state)
+
+    of.on_ranks(2, of.train_and_save, tmp_path)
+    assert of.on_ranks(2, load) == [loaded] * 2
+
+
+@pytest.mark.parametrize("whole, fails", [(True, True), (False, False)])
+def test_only_whole_weights_cannot_be_loaded_while_the_root_group_is_whole(of, whole, fails):
+    def load():
+        model, _ = of.build()
+        options = of.StateDictOptions(full_state_dict=whole)
+        weights = of.get_model_state_dict(model, options=options)
+        with torch.no_grad():
+            model(torch.randn(4, 5))
+        try:
+            of.set_model_state_dict(model, weights, options=options)
+        except RuntimeError as error:
+            return "mixed torch.Tensor and DTensor" in str(error)
+        return False
+
+    assert of.on_ranks(2, load) == [fails] * 2
+
+
 def test_async_save_writes_the_same(of, tmp_path):
     def save():
         model, optimizer = of.build()
