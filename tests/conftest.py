@@ -19,15 +19,16 @@ from tests.appended import append, without_appended
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_xdist_auto_num_workers():
     """One more than there are cores: many tests wait for processes to end, and compute nothing."""
-    return os.cpu_count() + 1
+    return (yield) + 1
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: the collector need not look at it again, nor copy it in each process that is forked."""
+    """What is imported by now stays: the collector need not look at it again, nor copy it in forked processes."""
     gc.freeze()
-    gc.set_threshold(50_000)
+    gc.set_threshold(50_000)  # nor look so often at the rest: parsing pages makes many objects
 
 
 ROOT = Path(__file__).resolve().parent.parent

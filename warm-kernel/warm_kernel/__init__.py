@@ -33,6 +33,8 @@ log = logging.getLogger("warm_kernel")
 class Warm:
     """The kernels of one environment: forked from one process, the zygote, or started cold."""
 
+    _control: socket.socket  # to the zygote, if there is one
+
     def __init__(self, python: Sequence[str], environment: Mapping[str, str], owned: bool = False) -> None:
         self.reason: str | None = None  # why kernels start cold, once that is known
         self._silent = owned or not environment.get(MODULES)  # nobody need be told the reason by a warning

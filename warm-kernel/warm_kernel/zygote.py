@@ -6,8 +6,6 @@ On its socket go out its process id, and its exit status at the end. If the othe
 the kernel is killed; if the control socket's is, because the owner has ended in whatever way, all are.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import gc
@@ -20,12 +18,10 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+from typing import Any, NoReturn
 
 # What every ipykernel imports, some of it only when it starts.
 KERNEL = (
@@ -123,7 +119,8 @@ class Zygote:
 
     def fork(self) -> bool:
         """Makes the kernel that is asked for; false if the owner has gone."""
-        request, files = b"", list[int]()
+        request = b""
+        files: list[int] = []
         with suppress(ConnectionResetError):  # it has gone without reading all that it was sent
             request, files, _, _ = socket.recv_fds(self.control, 1_000_000, 3)
         if not request:
