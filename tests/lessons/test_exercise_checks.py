@@ -20,8 +20,8 @@ ANSWERS = {
         ],
     ),
     ("02_random_dataset", 2): (
-        ["my_batch_size = 20"],
-        [f"my_batch_size = {answer}" for answer in ("0", "-25", "50", "25.0", "'25'", "[25]")],
+        ["my_batch_size = 50", "my_batch_size = 25 * 2"],
+        [f"my_batch_size = {answer}" for answer in ("0", "-50", "25", "100", "50.0", "'50'", "[50]")],
     ),
     ("03_model", 2): (
         [

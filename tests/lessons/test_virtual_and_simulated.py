@@ -301,7 +301,7 @@ def _():
     assert (virtual.flatten().tolist(), real.flatten().tolist()) == ([0, 0, 0, 0], [0, 0, 1, 1])
 
 
-@difference("a method of the model itself, kept in an attribute")
+@difference("a method of the model, kept in an attribute, as in `self.act = self.my_act`")
 def _():
     def forward(model, x):
         return model.kept(x)
