@@ -144,6 +144,8 @@ def test_clipping_after_the_averaging(lesson, ranks):
     early = lesson["on_ranks"](ranks, lesson["clipped_gradient"], True)
     assert not torch.allclose(early[0][1], wanted, atol=1e-4)
     assert len({round(norms[0], 3) for norms, _ in early}) > 1
+    alone = lesson["on_ranks"](1, lesson["clipped_gradient"], True)
+    assert not torch.allclose(alone[0][1], wanted, atol=1e-4), "not even on one rank"
 
 
 def test_join_divides_by_all_or_by_those_who_work(run):

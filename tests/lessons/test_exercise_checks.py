@@ -1,4 +1,4 @@
-"""Checks of exercises in lessons 1 to 3 refuse answers that only look right, with one line, and accept other right ones."""
+"""Checks of exercises refuse answers that only look right, with one line, and accept other right ones."""
 
 import pytest
 
@@ -10,6 +10,14 @@ def flatten(result):
     return f"class Flatten(nn.Module):\n    def forward(self, images):\n        return {result}"
 
 
+def attention(keep, mask):
+    return (
+        f"class WithMask(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {keep}\n\n"
+        f"    def forward(self, x):\n        return (x @ x.transpose(1, 2) + {mask}).softmax(dim=2) @ x\n\n\n"
+        "fixed_attention = WithMask()"
+    )
+
+
 # (lesson, exercise) -> answers that are right, and answers that are not, beside the page's solution and wrong answer
 ANSWERS = {
     ("01_device", 1): (
@@ -17,6 +25,7 @@ ANSWERS = {
         [
             'x = torch.ones(2, 3)\nmoved = torch.empty(7, device="meta")',
             "x = torch.ones(2, 3).to(other)\nmoved = x",
+            "x = torch.ones(2, 3)\nmoved = x.char().to(other)",
         ],
     ),
     ("02_random_dataset", 2): (
@@ -34,6 +43,24 @@ ANSWERS = {
             flatten("torch.zeros(len(images), 12)"),
             flatten("images.flatten()"),
         ],
+    ),
+    ("05_four_steps", 1): (['order = "dbac"', "order = ['D', 'B', 'A', 'C']"], ['order = "DBCA"', 'order = "DBA"']),
+    ("05_four_steps", 2): (
+        ["def my_gather(outputs):\n    return torch.cat(list(outputs))"],
+        [
+            f"def my_gather(outputs):\n    return {result}"
+            for result in (
+                "torch.cat([part.flatten() for part in outputs])",
+                "torch.cat(outputs).T",
+                "torch.cat(outputs).sort(0).values",
+                "torch.cat(outputs, -2)",
+                "torch.vstack(outputs)",
+            )
+        ],
+    ),
+    ("08_inputs_outputs", 2): (
+        [attention('self.register_buffer("mask", mask, persistent=False)', "self.mask")],
+        [attention('self.register_buffer("mask", mask)', "mask"), attention("self.mask = mask", "self.mask")],
     ),
 }
 
