@@ -58,6 +58,20 @@ ANSWERS = {
             )
         ],
     ),
+    ("07_replicas", 1): (
+        [],
+        [
+            f"class Counter(nn.Linear):\n    calls = {calls}\n\n    def __init__(self):\n        super().__init__(5, 2)"
+            for calls in ("{}", "7")
+        ],
+    ),
+    ("07_replicas", 3): (
+        ["repaired = saved.module.state_dict()"],
+        [
+            "repaired = TwoPaths().state_dict()",
+            'repaired = {key.replace("module.", ""): tensor for key, tensor in checkpoint.items()}',
+        ],
+    ),
     ("08_inputs_outputs", 2): (
         [attention('self.register_buffer("mask", mask, persistent=False)', "self.mask")],
         [attention('self.register_buffer("mask", mask)', "mask"), attention("self.mask = mask", "self.mask")],
@@ -65,6 +79,8 @@ ANSWERS = {
 }
 
 
+# Of torch.compile itself, in lesson 7.
+@pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("edition", EDITIONS)
 @pytest.mark.parametrize("name, number", ANSWERS)
 def test_right_answers_pass_and_wrong_ones_do_not(edition, name, number):
