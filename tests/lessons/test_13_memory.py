@@ -174,8 +174,8 @@ def test_any_model(left):
 
 
 def test_what_saves(left):
-    scores, plain, bfloat16, fewer, checkpointed, offloaded = left["saves"].values()
-    assert scores > plain > bfloat16 > fewer > checkpointed > offloaded == 0
+    scores, plain, bfloat16, fewer, checkpointed = left["saves"].values()
+    assert scores > plain > bfloat16 > fewer > checkpointed
     assert fewer == plain / 4
     assert checkpointed == 4 * 8 * 64 * 64 * 4  # the input of each of four blocks
 
@@ -188,7 +188,7 @@ def test_a_row_is_never_cut(edition):
     def needed(how, rows):
         return gigabytes(how, 8, 8.03, 16, 4, 32, 4096, rows, 4096)
 
-    assert needed("FSDP2", 1) == pytest.approx(16.06 + 1.00 + 18.25, abs=0.01)
+    assert needed("FSDP2", 1) == pytest.approx(16.06 + 3.01 + 18.25, abs=0.01)
     for how in ("DataParallel", "DDP", "FSDP2", "offload"):
         assert needed(how, 1) == needed(how, 8) < needed(how, 9) == needed(how, 16)
     assert needed("one", 1) < needed("one", 2)
