@@ -213,6 +213,24 @@ def test_solution_3_leaves_the_loss_to_backward(lesson, edition):
     assert lesson["on_ranks"](2, gradient) == [(4.0, 2.0, 0.25)] * 2
 
 
+@pytest.mark.parametrize("bad, skip", [("torch.isnan(loss)", "bad"), ("~torch.isfinite(loss)", "bad == 1")])
+def test_exercise_3_needs_every_bad_loss_on_any_number_of_ranks(lesson, bad, skip):
+    """Not only nan, and not only on one rank."""
+    answer = f"""
+def step(loss):
+    bad = ({bad}).float()
+    dist.all_reduce(bad)
+    if {skip}:
+        return None
+    dist.all_reduce(loss)
+    return loss.item()
+
+
+fixed = True
+"""
+    assert judged(lesson, cell("exercise-3-check"), answer).startswith("✗")
+
+
 @pytest.mark.skipif(dist.is_nccl_available(), reason="asks a PyTorch without NCCL")
 def test_no_nccl_here():
     message = in_table("Distributed package doesn't have NCCL built in")
