@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import BOOK, EDITIONS
-from tests.reading import run_cells
+from tests.reading import judged, run_cells
 
 HEAD = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nx = torch.randn(10, 5)\n"
 
@@ -815,3 +815,27 @@ def test_the_new_script_fails_where_its_gpu_is_missing(tmp_path):
 def start(folder, *command, **environment):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "steps, output",
+    [("self.steps += 1", "2 * self.head(self.words(x))"), ("self.steps.fill_(1)", "self.head(self.words(x))")],
+)
+def test_exercise_3_wants_the_same_output_and_every_step(steps, output):
+    cells = {cell.id: cell.source for cell in BOOK.page("en/16_choose").code}
+    variables = dict(checker())
+    exec(cells["planted"], variables)
+    answer = f"""
+class Repaired(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        {steps}
+        return {output}
+"""
+    assert judged(variables, cells["exercise-3-check"], answer).startswith("✗ Exercise 3: no trap is left, but")
