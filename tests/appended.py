@@ -10,7 +10,7 @@ from book.model import Cell
 KEPT = {
     "04_data_parallel": ["splits", "labels"],
     "05_four_steps": "anatomy type(chunks).__name__ type(outputs).__name__".split(),
-    "14_sharding": """held same traffic sent model_bytes forward early backward changed files
+    "14_sharding": """held differences traffic sent model_bytes forward early backward changed files
         resumed_difference whole changed_early kept_early kept_after gathers whole_at_once mean_difference""".split(),
 }
 PREFIX = "test-"  # of their ids

@@ -46,8 +46,8 @@ def test_rows_are_divided_by_the_rule_of_chunk(left):
 
 
 def test_the_gradient_is_that_of_one_process(left):
-    assert list(left["same"]) == [str(ranks) for ranks in COUNTS]
-    assert max(left["same"].values()) < 1e-6
+    assert list(left["differences"]) == [str(ranks) for ranks in COUNTS]
+    assert max(left["differences"].values()) < 1e-6
 
 
 def test_each_rank_steps_as_one_process_does(of):
