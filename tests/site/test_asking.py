@@ -127,6 +127,8 @@ def test_who_leaves_a_field_empty_is_told(visit):
     answer(page, "", "5, 5")
     assert said(page) == ["You said nothing. It is: 15, 15.", "Right."]
     assert box(page).locator(".cell_output").first.is_visible()
+    assert not box(page).get_by_text("Mend that, and press again.").is_visible()
+    assert box(page).locator("input").first.get_attribute("aria-invalid") is None
 
 
 def test_enter_goes_on_to_the_next_empty_field(visit):
