@@ -10,8 +10,9 @@ from book.model import Cell
 KEPT = {
     "04_data_parallel": ["splits", "labels"],
     "05_four_steps": "anatomy type(chunks).__name__ type(outputs).__name__".split(),
-    "14_sharding": """held differences traffic sent model_bytes forward early backward changed files
-        resumed_difference whole changed_early kept_early kept_after gathers whole_at_once mean_difference""".split(),
+    "14_sharding": """held differences traffic sent model_bytes forward early backward changed
+        changed_early kept_early kept_after gathers whole_at_once""".split(),
+    "15_sharded_training": ["agrees", "saved_after", "reads", "whole"],
 }
 PREFIX = "test-"  # of their ids
 

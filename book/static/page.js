@@ -1,8 +1,9 @@
 // What every page does beyond Furo.
 
-// The old address of a page, or of a question that has moved to another page, leads there.
+// The old address of a page, or of a place that has moved to another page, leads there.
 const moved = document.querySelector('meta[name^="moved-"]');
-const gone = location.hash.startsWith("#q-") && !document.getElementById(location.hash.slice(1));
+const asked = location.hash.slice(1).split("?")[0]; // without the step or the numbers that may follow
+const gone = asked && !document.getElementById(asked);
 if (moved && (gone || moved.name === "moved-page")) location.replace(moved.content + location.hash);
 
 // The link to the other edition leads to the same place there, and the choice is remembered.

@@ -198,7 +198,7 @@ def test_a_row_is_never_cut(edition):
 def test_ddp_and_data_parallel_have_the_gradients_twice(edition):
     """Lessons 13 and 16 give the same bytes for the same model, if the activations take more than the step."""
     gigabytes = run_cells(f"{edition}/13_memory", ["setup", "yours"])["gigabytes"]
-    pick = run_cells(f"{edition}/16_choose", ["choose"])["pick"]
+    pick = run_cells(f"{edition}/17_choose", ["choose"])["pick"]
     alone = gigabytes("one", 8, 8.03, 16, 4, 32, 4096, 1, 16384)
     tool, each = pick(
         dict(weights=8.03 * 4, gradients=8.03 * 4, optimizer=8.03 * 8, activations=alone - 8.03 * 16, temporary=0),

@@ -139,13 +139,14 @@ FACTS = {
     ("10_distributed", "unused-parameters"): lambda n: ["Expected to have finished reduction", "2 steps done"],
     ("11_training_for_real", "killed"): lambda n: ["rank 1 of 2: ended with exit code -9", "bit for bit: True"],
     ("11_training_for_real", "script"): lambda n: ['dist.init_process_group("nccl", device_id=my_device())'],
-    ("15_splitting_layers", "halves"): lambda n: ["same gradient from two halves: True"],
-    ("16_choose", "run-both"): lambda n: [
+    ("15_sharded_training", "script"): lambda n: ['dist.init_process_group("nccl", device_id=my_device())'],
+    ("16_splitting_layers", "halves"): lambda n: ["same gradient from two halves: True"],
+    ("17_choose", "run-both"): lambda n: [
         f"GPUs that DataParallel may use: {n}",
         (4, "equal up to rounding: True"),
         "processes: 5, equal up to rounding: False",
     ],
-    ("16_choose", "healthy"): lambda n: ["DataParallel: ✓", "DDP: ✓", "FSDP2: ✓"],
+    ("17_choose", "healthy"): lambda n: ["DataParallel: ✓", "DDP: ✓", "FSDP2: ✓"],
 }
 
 # These ask for CUDA, and print nothing that depends on it.
@@ -154,9 +155,10 @@ NO_FACTS = {
     ("09_cost", "median"),
     ("11_training_for_real", "checkpoint"),
     ("13_memory", "measured"),
-    ("16_choose", "before-script"),
-    ("16_choose", "after-script"),
-    ("16_choose", "checker-data-parallel"),
+    ("15_sharded_training", "checkpoint"),
+    ("17_choose", "before-script"),
+    ("17_choose", "after-script"),
+    ("17_choose", "checker-data-parallel"),
 }
 
 

@@ -39,24 +39,31 @@ def test_an_old_address_leads_to_the_new_one(html, edition, old, new):
 @pytest.mark.parametrize("edition", EDITIONS)
 @pytest.mark.parametrize("anchor", ["", "#choose-survive"])
 def test_an_old_address_leads_to_the_place_in_the_new_page(visit, edition, anchor):
-    visit(f"{edition}/12_choose.html{anchor}").wait_for_url(f"**/{edition}/16_choose.html{anchor}")
+    visit(f"{edition}/12_choose.html{anchor}").wait_for_url(f"**/{edition}/17_choose.html{anchor}")
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_an_old_address_leads_to_the_new_one_without_scripts(visit, edition):
     page = visit(f"{edition}/12_choose.html", java_script_enabled=False)
-    page.wait_for_url(f"**/{edition}/16_choose.html")
+    page.wait_for_url(f"**/{edition}/17_choose.html")
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
 @pytest.mark.parametrize(
-    "old, new", [("errors", "machine#q-bus-error"), ("how", "write#q-run-8"), ("how", "how#q-one-gpu-ranks")]
+    "old, new",
+    [
+        ("questions_errors", "questions_machine#q-bus-error"),
+        ("questions_how", "questions_write#q-run-8"),
+        ("questions_how", "questions_how#q-one-gpu-ranks"),
+        ("14_sharding", "15_sharded_training#sharding-checkpoint"),
+        ("14_sharding", "14_sharding#sharding-hybrid"),
+    ],
 )
-def test_the_old_address_of_a_question_leads_to_it(visit, edition, old, new):
-    page, question = new.split("#")
-    opened = visit(f"{edition}/questions_{old}.html#{question}")
-    opened.wait_for_url(f"**/{edition}/questions_{page}.html#{question}")
-    assert opened.locator(f"#{question}").is_visible()
+def test_the_old_address_of_a_place_leads_to_it(visit, edition, old, new):
+    page, place = new.split("#")
+    opened = visit(f"{edition}/{old}.html#{place}")
+    opened.wait_for_url(f"**/{edition}/{page}.html#{place}")
+    assert opened.locator(f"#{place}").first.is_visible()
 
 
 def test_addresses_of_the_site_and_the_repository(elsewhere):

@@ -152,8 +152,8 @@ def test_a_whole_number_is_shown_whole(visit):
 @pytest.mark.parametrize(
     "lesson, cell, text, words",
     [
-        ("15_splitting_layers", "one-piece", "25%", "Right."),
-        ("15_splitting_layers", "one-piece", "1 / 4", "Right."),
+        ("16_splitting_layers", "one-piece", "25%", "Right."),
+        ("16_splitting_layers", "one-piece", "1 / 4", "Right."),
         ("09_cost", "exercise-1", "720 MB", "Right."),
         ("09_cost", "exercise-1", "0.72 GB", "Write a number such as 17 or 2.5, in the unit that is asked for."),
         ("13_memory", "exercise-2", "4k", "Write a number such as 17 or 2.5, in the unit that is asked for."),
@@ -167,8 +167,8 @@ def test_units(visit, lesson, cell, text, words):
 
 
 def test_what_stands_after_a_calculator_is_kept_back_with_the_answer(visit):
-    """Lesson 16 said which tool holds 7 billion parameters under the box that asked for it."""
-    page, name = visit("en/16_choose.html"), "16_choose/table"
+    """Lesson 17 said which tool holds 7 billion parameters under the box that asked for it."""
+    page, name = visit("en/17_choose.html"), "17_choose/table"
     words = page.get_by_text("so the answer is FSDP2")
     assert words.count() == 1 and not words.is_visible()
     box(page, name).locator(".ask-button").click()
@@ -274,7 +274,7 @@ def test_what_was_solved_once_stays_solved(visit, html):
         ("06_gradients/equal-chunks", "en", ("3, 2", "8 and 2")),
         ("06_gradients/equal-chunks", "zh", ("3、2", "8和2")),
         ("10_distributed/exercise-1", "zh", ("0、2、6",)),
-        ("16_choose/run-both", "en", ("8, 3, 2",)),
+        ("17_choose/run-both", "en", ("8, 3, 2",)),
         ("06_gradients/counted-rows", "en", ("D and B",)),
         ("06_gradients/counted-rows", "zh", ("bd",)),
     ],

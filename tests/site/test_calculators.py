@@ -133,7 +133,7 @@ def test_no_number_is_so_large(visit, edition, said):
     ],
 )
 def test_the_number_beside_the_tool_is_the_one_it_goes_by(visit, situation, tool, each):
-    box = visit(f"en/16_choose.html#calculator-table?{situation}").locator("lesson-calculator")
+    box = visit(f"en/17_choose.html#calculator-table?{situation}").locator("lesson-calculator")
     assert box.locator("dd").all_inner_texts()[:3] == [tool, each, "72 GB"]
 
 
@@ -165,7 +165,7 @@ def test_a_table_without_rows_is_not_shown(visit):
 
 def test_an_old_address_may_choose_what_there_is_no_more(visit):
     """The menu was empty, and the calculator answered as if nothing were wrong."""
-    box = visit("en/16_choose.html#calculator-table?kind=of-old&gpus=2").locator("#calculator-table")
+    box = visit("en/17_choose.html#calculator-table?kind=of-old&gpus=2").locator("#calculator-table")
     assert box.locator("select").input_value() == "adam" and box.locator('input[name="gpus"]').input_value() == "2"
 
 
@@ -181,11 +181,11 @@ def test_no_table_stands_without_its_numbers(visit):
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_a_calculator_waits_for_no_prediction(visit, edition):
     """Who has to choose today did not find it."""
-    page = visit(f"{edition}/16_choose.html")
+    page = visit(f"{edition}/17_choose.html")
     box = page.locator("#calculator-table")
     assert box.is_visible() and not page.locator("#cell-table + ask-box .cell_output").first.is_visible()
-    page.locator('ask-box[data-name="16_choose/table"] button').click()
-    said = page.locator('ask-box[data-name="16_choose/table"] .ask-verdict').all_inner_texts()
+    page.locator('ask-box[data-name="17_choose/table"] button').click()
+    said = page.locator('ask-box[data-name="17_choose/table"] .ask-verdict').all_inner_texts()
     assert not any(box.locator("dd").first.inner_text() in words for words in said), "what it begins with is no answer"
 
 
@@ -229,6 +229,6 @@ def test_published_models_have_the_sizes_that_are_published(run):
 def test_without_scripts_there_is_no_calculator(browser, html):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.goto(f"{html.as_uri()}/en/16_choose.html")
+    page.goto(f"{html.as_uri()}/en/17_choose.html")
     assert page.locator("lesson-calculator").count() == 1 and not page.locator("lesson-calculator").is_visible()
     context.close()

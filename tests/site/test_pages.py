@@ -187,7 +187,7 @@ def test_lessons_and_glossary_lead_to_each_other(html, edition):
 
 def test_paper_shows_all_that_the_page_says(visit):
     """Long lines break, nothing covers the text, and figures are dark on white, whatever the reader's scheme."""
-    page = visit("en/16_choose.html", color_scheme="dark")
+    page = visit("en/17_choose.html", color_scheme="dark")
     page.emulate_media(media="print")
     for outside in (".skip-to-content", ".toc-drawer", ".sidebar-drawer"):  # a drawer leaves its edge on the sheet
         assert not page.locator(outside).is_visible()

@@ -70,3 +70,12 @@ def test_the_home_page_says_that_no_machine_had_two_gpus():
     assert all(len(provenance.gpus) < 2 for run in BOOK.recorded for provenance in run.lessons.values())
     for edition, words in (("en", "None had two GPUs so far"), ("zh", "还没有一台装有 2 个或更多 GPU")):
         assert words in BOOK.editions[edition].pages["index"].raw
+
+
+def test_the_home_page_says_which_lesson_no_gpu_has_run():
+    """True until a run on a GPU has it: then these words of the home pages are to go."""
+    on_gpus = [run.lessons for run in BOOK.recorded if any(provenance.gpus for provenance in run.lessons.values())]
+    missing = {lesson.id for lesson in BOOK.lessons if not any(lesson.id in lessons for lessons in on_gpus)}
+    assert missing == {"en/15_sharded_training", "zh/15_sharded_training"}
+    for edition, words in (("en", "every lesson but the newest, [lesson 15]"), ("zh", "除了最新的[第 15 课]")):
+        assert words in BOOK.editions[edition].pages["index"].raw

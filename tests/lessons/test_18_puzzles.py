@@ -1,4 +1,4 @@
-"""Lesson 17: its checks refuse what is wrong or wasteful, with the right words, and accept what is right.
+"""Lesson 18: its checks refuse what is wrong or wasteful, with the right words, and accept what is right.
 
 Each answer is judged by the lesson's own cells, in this process. All counts are of steps, bytes and micro-batches; no
 test looks at a clock.
@@ -18,7 +18,7 @@ from tests.reading import judged, run_cells
 
 matplotlib.use("agg")  # before anything draws
 
-NAME = "17_puzzles"
+NAME = "18_puzzles"
 SOLUTIONS = {int(id.removeprefix("exercise-")): code for id, code in solutions(BOOK.source.pages[NAME]).items()}
 NUMBERS = range(1, 10)
 

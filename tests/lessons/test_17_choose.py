@@ -1,4 +1,4 @@
-"""Lesson 16: the tree is the choice, both scripts train alike, and the checker says what really running a model shows."""
+"""Lesson 17: the tree is the choice, both scripts train alike, and the checker says what really running a model shows."""
 
 import linecache
 import os
@@ -488,7 +488,7 @@ LIVES_WITH = {"buffer", "batchnorm", "attribute", "kept", "optimizer"}  # the gr
 @cache
 def checker(edition="en"):
     cells = ["setup", "on-ranks", "virtual-devices", "advice", "checker", "checker-data-parallel", "checker-ranks"]
-    return run_cells(f"{edition}/16_choose", cells)
+    return run_cells(f"{edition}/17_choose", cells)
 
 
 def prepared(name, code):
@@ -653,7 +653,7 @@ def test_the_sections_it_names_exist(edition, mention):
 
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_the_tree_has_the_answers_of_the_function_and_no_others(edition):
-    lesson = run_cells(f"{edition}/16_choose", ["setup", "choose", "tree-plot"])
+    lesson = run_cells(f"{edition}/17_choose", ["setup", "choose", "tree-plot"])
     leaves = {tool for _, answers in lesson["rungs"] for _, tool in answers} | {*lesson["otherwise"]}
     said = set()
     sizes = product((1e9, 30e9, 200e9, 1200e9, 1e13), (1e9, 150e9))
@@ -665,7 +665,7 @@ def test_the_tree_has_the_answers_of_the_function_and_no_others(edition):
 
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_the_choice_contradicts_neither_itself_nor_memory(edition):
-    lesson = run_cells(f"{edition}/16_choose", ["setup", "choose", "table"])
+    lesson = run_cells(f"{edition}/17_choose", ["setup", "choose", "table"])
     choose, need = lesson["choose"], lesson["need"]
     plain, offload = choose(need(1, passes=1), 80e9, 1), choose(need(70), 80e9, 1)
     assert plain != offload == choose(need(70), 80e9, 8)
@@ -682,7 +682,7 @@ def test_the_choice_contradicts_neither_itself_nor_memory(edition):
 
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_the_choice_goes_by_the_bytes_that_it_returns(edition):
-    lesson = run_cells(f"{edition}/16_choose", ["setup", "choose"])
+    lesson = run_cells(f"{edition}/17_choose", ["setup", "choose"])
     pick, choose, last = lesson["pick"], lesson["choose"], lesson["choose"](weighing(0, 100e9), 80e9, 1)
     sizes = product((1e9, 30e9, 60e9, 200e9, 1200e9, 1e13), (1e9, 10e9, 60e9, 150e9))
     for (stays, passes), gpus, machines, flags in product(sizes, (1, 2, 8), (1, 4), product((False, True), repeat=3)):
@@ -713,12 +713,12 @@ def weighing(stays, passes):
     ],
 )
 def test_what_each_gpu_needs(tool, each, situation):
-    pick = run_cells("en/16_choose", ["setup", "choose"])["pick"]
+    pick = run_cells("en/17_choose", ["setup", "choose"])["pick"]
     assert pick(*situation) == (tool, pytest.approx(each * 1e9))
 
 
 def test_what_it_chooses_fits():
-    lesson = run_cells("en/16_choose", ["setup", "on-ranks", "choose", "peak", "my-need"])
+    lesson = run_cells("en/17_choose", ["setup", "on-ranks", "choose", "peak", "my-need"])
     choose, peak, build, batch, need = (lesson[name] for name in ("choose", "peak", "build", "batch", "my_need"))
     largest = {tool: sum(peak(build, batch, 8, tool).values()) for tool in ("DDP", "DataParallel", "FSDP2")}
     for memory in range(4, 21):
@@ -730,7 +730,7 @@ def test_what_it_chooses_fits():
 @pytest.mark.parametrize("rows, memory", [(8192, 4), (12288, 13)])
 def test_what_it_chooses_may_need_more(rows, memory):
     """As the page shows: `my_need` is a single moment, and with another tool another one is the fullest."""
-    lesson = run_cells("en/16_choose", ["setup", "on-ranks", "choose", "peak", "my-need"])
+    lesson = run_cells("en/17_choose", ["setup", "on-ranks", "choose", "peak", "my-need"])
     peak, build = lesson["peak"], lesson["build"]
     tool, each = lesson["pick"](peak(build, lambda: [torch.empty(rows, 8192)], 1, "one"), memory * 1e9, 8)
     assert each < 0.9 * memory * 1e9
@@ -742,7 +742,7 @@ def test_what_it_chooses_may_need_more(rows, memory):
 
 @cache
 def migration():
-    return run_cells("en/16_choose", ["setup", "on-ranks", "before-script", "after-script", "run-both"])
+    return run_cells("en/17_choose", ["setup", "on-ranks", "before-script", "after-script", "run-both"])
 
 
 def difference(folder):
@@ -792,7 +792,7 @@ def test_every_process_of_the_new_script_draws_its_own_masks(tmp_path):
 
 def test_without_the_weight_only_equal_parts_train_as_before():
     cells = ["setup", "on-ranks", "before-script", "after-script", "run-both", "unweighted"]
-    lesson = run_cells("en/16_choose", cells)
+    lesson = run_cells("en/17_choose", cells)
     assert lesson["weighted"] not in lesson["script"] and lesson["mean"] in lesson["script"]
     assert lesson["alike"] == {2: True, 3: False, 8: False}
 
@@ -822,7 +822,7 @@ def start(folder, *command, **environment):
     [("self.steps += 1", "2 * self.head(self.words(x))"), ("self.steps.fill_(1)", "self.head(self.words(x))")],
 )
 def test_exercise_3_wants_the_same_output_and_every_step(steps, output):
-    cells = {cell.id: cell.source for cell in BOOK.page("en/16_choose").code}
+    cells = {cell.id: cell.source for cell in BOOK.page("en/17_choose").code}
     variables = dict(checker())
     exec(cells["planted"], variables)
     answer = f"""

@@ -1,4 +1,4 @@
-"""Lesson 15: every recipe on 1, 2, 3, 4 and 8 ranks, compared with one process, and what its prose says.
+"""Lesson 16: every recipe on 1, 2, 3, 4 and 8 ranks, compared with one process, and what its prose says.
 
 What cannot run: heads or widths that the ranks do not divide (8 heads, 20 columns on 3 ranks); 1F1B with fewer
 micro-batches than stages; interleaved 1F1B where the micro-batches are no multiple of its rounds (m // ranks);
@@ -27,7 +27,7 @@ TENSOR_DEGREES = {1: 1, 2: 2, 3: 1, 4: 2, 8: 4}  # of how many ranks
 
 @pytest.fixture(scope="module")
 def lesson():
-    return run_cells("en/15_splitting_layers", CELLS)
+    return run_cells("en/16_splitting_layers", CELLS)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4, 8])
@@ -482,7 +482,7 @@ def test_one_weight_in_two_layers_has_to_be_tied_again(lesson):
 
 
 def test_what_a_rank_keeps_of_a_block(lesson):
-    """More than its share: lesson 16 says about a quarter for 8 ranks, and more without sequence parallelism."""
+    """More than its share: lesson 17 says about a quarter for 8 ranks, and more without sequence parallelism."""
 
     def kept(plan, by_tokens):
         torch.manual_seed(0)

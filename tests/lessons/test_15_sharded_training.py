@@ -1,0 +1,584 @@
+"""Lesson 15's training is that of one process, on any number of ranks, killed and resumed; so is the script's, with each change that the page names."""
+
+import ast
+import contextlib
+import io
+import math
+import os
+import re
+import runpy
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from tests.appended import kept, printed
+from tests.conftest import BOOK, EDITIONS
+from tests.reading import run_cells
+
+LESSON = "en/15_sharded_training"
+COUNTS = [1, 2, 3, 4, 8]
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef)
+pytestmark = pytest.mark.filterwarnings("default")  # DTensor warns of random numbers on CPUs, in the ranks
+DATA = ("generator", "x", "y", "train_rows", "test_rows")
+
+
+@pytest.fixture(scope="module")
+def left(run):
+    return kept(run, LESSON)
+
+
+@pytest.fixture(scope="module")
+def of():
+    """The lesson's functions and data, without its launches."""
+    found = run_cells(LESSON, ["setup", "on-ranks"])
+    for cell in BOOK.page(LESSON).code:
+        for node in ast.parse(cell.source).body if cell.id not in ("figures", "on-ranks") else []:
+            if isinstance(node, DEFINITIONS) or isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in DATA:
+                exec(compile(ast.Module([node], []), f"{LESSON}:{cell.id}", "exec"), found)
+    return types.SimpleNamespace(**found)
+
+
+def text_of(id):
+    return next(cell.source for cell in BOOK.page(LESSON).cells if cell.id == id)
+
+
+@pytest.fixture
+def script(run, monkeypatch):
+    """What the script's text defines, after these changes; its ranks are then those of on_ranks."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--cpu"])
+
+    def defined(*changes):
+        text = printed(run, LESSON, "script")
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        found = {"__name__": "train"}
+        exec(compile(text, "train.py", "exec"), found)
+        return types.SimpleNamespace(**found)
+
+    return defined
+
+
+# What is random or looks at other rows goes, and what rounds to 16 bits: then each number of ranks trains alike.
+EXACT = [
+    ("nn.BatchNorm1d(32)", "nn.Identity()"),
+    ("nn.Dropout(0.2)", "nn.Identity()"),
+    ("dtype=torch.bfloat16", "enabled=False"),
+]
+
+
+def whole_weights(model):
+    return {name: parameter.full_tensor().detach().clone() for name, parameter in model.named_parameters()}
+
+
+def test_the_page_shows_it(run, left):
+    assert left["agrees"] == {"mean_of_own_rows": False, "share_of_the_mean": True}
+    assert left["saved_after"] == 8
+    assert left["reads"] == [[0, 1], [1, 2], [2, 3]]
+    numbers = left["whole"]["false"][0]
+    assert left["whole"] == {"false": [numbers] * 2, "true": [numbers, 0]}
+    text = printed(run, LESSON, "killed")
+    assert "rank 3 of 4: ended with exit code -9" in text and text.endswith("bit for bit: True\n")
+    trained, resumed = printed(run, LESSON, "recipe").splitlines(), text.partition("resumed run:\n")[2].splitlines()
+    assert resumed[:2] == trained[1:]
+    assert printed(run, LESSON, "other-ranks").endswith("within 1e-5: False\n")
+
+
+def test_the_weights_at_the_start_are_those_of_one_process(of):
+    torch.manual_seed(0)
+    expected = of.network().state_dict()
+    for ranks in COUNTS:
+        for found in of.on_ranks(ranks, lambda: whole_weights(of.build(0))):
+            assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("ranks", COUNTS)
+def test_the_script_trains_as_one_process_does(of, script, tmp_path, ranks):
+    """Without FSDP2: one process, the same rows in each step, the same schedule and clipping."""
+    here = script(*EXACT)
+    weights = of.on_ranks(ranks, here.train, tmp_path)[0]
+    torch.manual_seed(0)
+    model = here.network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=18, cycle_momentum=False)
+    for epoch in range(3):
+        order = torch.randperm(400, generator=torch.Generator().manual_seed(epoch))
+        for rows in order[:384].split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(here.x[rows]), here.y[rows]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+    expected = nn.utils.parameters_to_vector(model.parameters())
+    assert torch.allclose(weights, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("saved, resumed", [(4, 3), (2, 8), (3, 1)])
+def test_a_run_goes_on_with_another_number_of_ranks(of, script, tmp_path, saved, resumed):
+    here = script(*EXACT)
+    whole = of.on_ranks(1, here.train, tmp_path / "whole")[0]
+    of.on_ranks(saved, here.train, tmp_path / "cut")
+    for steps in [12, 16, 18]:  # as if it had been killed while it wrote the third checkpoint
+        (tmp_path / "cut" / f"step-{steps}" / ".metadata").unlink()
+    assert here.newest(tmp_path / "cut") == 8
+    assert torch.allclose(of.on_ranks(resumed, here.train, tmp_path / "cut")[0], whole, atol=1e-5)
+
+
+def test_a_finished_run_has_nothing_to_do(of, script, tmp_path):
+    here = script()
+    first = of.on_ranks(2, here.train, tmp_path)[0]
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert torch.equal(of.on_ranks(2, here.train, tmp_path)[0], first)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
+
+
+def test_other_settings_are_refused(of, script, tmp_path):
+    here = script()
+    of.on_ranks(2, here.train, tmp_path)
+    with pytest.raises(RuntimeError, match=r"saved with .*'epochs': 3.*, not with .*'epochs': 4"):
+        of.on_ranks(2, here.train, tmp_path, 4)
+
+
+def test_ranks_that_find_different_checkpoints_say_so(of, script, tmp_path):
+    here = script()
+    of.on_ranks(2, here.train, tmp_path / "0")
+    (tmp_path / "1").mkdir()
+
+    def train():
+        here.train(tmp_path / str(here.dist.get_rank()))
+
+    with pytest.raises(RuntimeError, match="the ranks find different checkpoints"):
+        of.on_ranks(2, train)
+
+
+def test_the_script_runs_under_torchrun(of, run, tmp_path):
+    """And prints what the recipe prints on two ranks."""
+    for edition in EDITIONS:
+        compile(printed(run, LESSON.replace("en", edition), "script"), edition, "exec")
+    (tmp_path / "train.py").write_text(printed(run, LESSON, "script"), "utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--nproc-per-node=2", "train.py", "--cpu"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        of.on_ranks(2, of.train, tmp_path / "in-the-page")
+    assert done.stdout == said.getvalue()
+    assert (tmp_path / "checkpoints" / "step-18" / ".metadata").exists()
+
+
+def test_evaluation_counts_each_row_once_on_any_number_of_ranks(of):
+    def evaluate_all():
+        model = of.build(0)
+        calls = []
+        model.register_forward_hook(lambda *_: calls.append("call"))
+        return of.evaluate(model, 4), len(calls)
+
+    torch.manual_seed(0)
+    alone = of.network().eval()
+    right = (alone(of.x[400:]).argmax(1) == of.y[400:]).sum().item()
+    for ranks in COUNTS:
+        calls = math.ceil(math.ceil(50 / ranks) / 4)
+        assert of.on_ranks(ranks, evaluate_all, seconds=20) == [([right, 50], calls)] * ranks
+
+
+def test_evaluation_leaves_the_model_divided_and_in_its_modes(of):
+    def evaluate():
+        model = of.build(0)
+        model.layers[1].eval()
+        of.evaluate(model)
+        kinds = {type(weight).__name__ for weight in model.parameters()}
+        return kinds, [layer.training for layer in model.layers]
+
+    assert of.on_ranks(2, evaluate) == [({"DTensor"}, [True, False])] * 2
+
+
+def test_evaluation_between_backward_and_step_loses_nothing(of):
+    def step(with_evaluation, reshard=True):
+        model = of.build(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if not reshard:
+            for module in model.modules():
+                if isinstance(module, of.FSDPModule):
+                    module.reshard = lambda: None
+        model(of.x[:8]).sum().backward()
+        if with_evaluation:
+            of.evaluate(model)
+        optimizer.step()
+        model.eval()
+        return model(of.x[:8]).detach()
+
+    plain = of.on_ranks(2, step, False)[0]
+    assert torch.equal(of.on_ranks(2, step, True)[0], plain)
+    assert not torch.equal(of.on_ranks(2, step, True, False)[0], plain)  # the old weights of the root group
+
+
+def test_a_checkpoint_has_rank_0s_buffers(of, tmp_path):
+    def save_and_load():
+        model = of.build(0)
+        model.layers[0][1].running_mean.fill_(of.dist.get_rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        of.save(tmp_path, model, optimizer, scheduler, 1, {})
+        model.layers[0][1].running_mean.fill_(5)
+        of.load(tmp_path, model, optimizer, scheduler, {})
+        return model.layers[0][1].running_mean[0].item()
+
+    assert of.on_ranks(3, save_and_load) == [0] * 3
+
+
+def test_get_state_dict_before_the_first_step_is_a_step_to_adam(of):
+    def steps():
+        model = of.build(0)
+        optimizer = torch.optim.Adam(model.parameters())
+        before = whole_weights(model)
+        of.get_state_dict(model, optimizer)
+        changed = [name for name, weight in whole_weights(model).items() if not torch.equal(weight, before[name])]
+        model(of.x[:8]).sum().backward()
+        optimizer.step()
+        return changed, {state["step"].item() for state in optimizer.state.values()}
+
+    assert of.on_ranks(2, steps) == [([], {2})] * 2
+
+
+@pytest.mark.parametrize("gradients, loaded", [(False, 12), (True, 0)])
+def test_gradients_before_get_state_dict_cost_the_optimizer_its_state(of, tmp_path, gradients, loaded):
+    """Where there are some, it takes no step, and so has no state to load into; nothing says so."""
+
+    def load():
+        model = of.build(0)
+        optimizer = torch.optim.Adam(model.parameters())
+        if gradients:
+            model(of.x[:8]).sum().backward()
+        model_state, optimizer_state = of.get_state_dict(model, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state}
+        of.dcp.load(state, checkpoint_id=tmp_path)
+        of.set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        return len(optimizer.state)
+
+    def save():
+        model = of.build(0)
+        model_state, optimizer_state = of.get_state_dict(model, torch.optim.Adam(model.parameters()))
+        of.dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=tmp_path)
+
+    of.on_ranks(2, save)
+    assert of.on_ranks(2, load) == [loaded] * 2
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_only_whole_weights_cannot_be_loaded_while_the_root_group_is_whole(of, whole):
+    def load():
+        model = of.build(0)
+        options = of.StateDictOptions(full_state_dict=whole)
+        weights = of.get_model_state_dict(model, options=options)
+        with torch.no_grad():
+            model(of.x[:8])
+        of.set_model_state_dict(model, weights, options=options)
+
+    if whole:
+        with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+            of.on_ranks(2, load)
+    else:
+        of.on_ranks(2, load)
+
+
+def test_async_save_writes_the_same(of, tmp_path):
+    def save():
+        model = of.build(0)
+        state = {"model": of.get_model_state_dict(model)}
+        future = of.dcp.async_save(state, checkpoint_id=tmp_path, process_group=of.dist.new_group(backend="gloo"))
+        before = whole_weights(model)
+        with torch.no_grad():  # while it writes
+            for parameter in model.parameters():
+                parameter.to_local().add_(1)
+        future.result()
+        return before
+
+    def load():
+        model = of.build(1)
+        state = {"model": of.get_model_state_dict(model)}
+        of.dcp.load(state, checkpoint_id=tmp_path)
+        return whole_weights(model)
+
+    before, loaded = of.on_ranks(2, save)[0], of.on_ranks(2, load)[0]
+    assert all(torch.equal(loaded[name], before[name]) for name in before)
+    # without result() before the group's end, what is written may be one rank's: each has to have its file
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_one_key_holds_the_state_of_one_rank(of, tmp_path):
+    def own_state_comes_back(key):
+        rank = of.dist.get_rank()
+        torch.manual_seed(rank)
+        key, state = key.format(rank), torch.get_rng_state()
+        of.dcp.save({key: state}, checkpoint_id=tmp_path / key[:3])
+        loaded = {key: torch.zeros_like(state)}
+        of.dcp.load(loaded, checkpoint_id=tmp_path / key[:3])
+        return torch.equal(loaded[key], state)
+
+    assert of.on_ranks(3, own_state_comes_back, "one") == [True, False, False]
+    assert of.on_ranks(3, own_state_comes_back, "rng-{}") == [True] * 3
+
+
+def test_a_file_is_converted_once_and_read_in_shards(of, tmp_path, monkeypatch):
+    weights = of.network().state_dict()
+    torch.save(weights, tmp_path / "model.pt")
+    module = "torch.distributed.checkpoint.format_utils"
+    command = [module, "torch_to_dcp", str(tmp_path / "model.pt"), str(tmp_path / "folder")]
+    monkeypatch.setattr(sys, "argv", command)
+
+    def convert():  # as `python -m` does, without another start of PyTorch
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+
+    of.on_ranks(1, convert)
+
+    def read():
+        model = of.build(1)
+        state = of.get_model_state_dict(model)
+        of.dcp.load(state, checkpoint_id=tmp_path / "folder")
+        of.set_model_state_dict(model, state)
+        return whole_weights(model)
+
+    read = of.on_ranks(3, read)[0]
+    assert all(torch.equal(weight, weights[name]) for name, weight in read.items())
+
+
+def test_a_whole_file_is_loaded_in_place_of_the_new_weights(of, script, tmp_path, monkeypatch):
+    weights = of.network().state_dict()
+    torch.save(weights, tmp_path / "model.pt")
+    monkeypatch.chdir(tmp_path)
+    here = script(("network().state_dict()", 'torch.load("model.pt", map_location="cpu")'))
+    loaded = of.on_ranks(3, lambda: whole_weights(here.build(0)))[0]
+    assert all(torch.equal(weight, weights[name]) for name, weight in loaded.items())
+
+
+def test_the_script_has_other_dropout_on_each_rank(of, script, tmp_path):
+    here = script()
+
+    def draw():
+        here.train(tmp_path)
+        return torch.rand(3)
+
+    first, second = of.on_ranks(2, draw)
+    assert not torch.equal(first, second)
+
+
+def test_the_script_cannot_load_the_state_of_a_parameter_that_the_loss_never_reaches(of, script, tmp_path):
+    spare = ("            last=nn.Linear(32, 3),", "            last=WithSpare(32, 3),")
+    module = (
+        "\n\n\ndef network",
+        """
+
+
+class WithSpare(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.spare = nn.Parameter(torch.ones(4))
+
+
+def network""",
+    )
+    here = script(spare, module)
+    of.on_ranks(2, here.train, tmp_path)
+    with pytest.raises(RuntimeError, match=r"Missing key in checkpoint state_dict: optimizer.state.last.spare"):
+        of.on_ranks(2, here.train, tmp_path)
+    frozen = script(spare, (module[0], module[1].replace("torch.ones(4))", "torch.ones(4), requires_grad=False)")))
+    for _ in range(2):
+        of.on_ranks(2, frozen.train, tmp_path / "frozen")
+
+
+def test_the_script_runs_as_hsdp(of, script, tmp_path):
+    mesh = re.search(r'`init_device_mesh\("cuda", \(4, 8\), (.*?)\)`', text_of("script-look"))[1]
+    change = (
+        "init_device_mesh(my_device().type, (dist.get_world_size(),))",
+        f'init_device_mesh("cpu", (2, 2), {mesh})',
+    )
+    one = of.on_ranks(1, script(*EXACT).train, tmp_path / "one")[0]
+    assert torch.allclose(of.on_ranks(4, script(*EXACT, change).train, tmp_path / "hsdp")[0], one, atol=1e-5)
+
+
+def test_labels_that_do_not_count(of, script, tmp_path):
+    """The divisor of the page, with labels that only some ranks have: the gradient of one process."""
+    count = re.search(r"`n = (sum_over_ranks\(.*?\)\[0\])`", text_of("script-look"))[1]
+    here = script(*EXACT)
+    labels = here.y[:64].clone()
+    labels[:20] = -100
+
+    def gradient():
+        model = here.build(0)
+        rank, ranks = here.dist.get_rank(), here.dist.get_world_size()
+        mine, rows = labels.tensor_split(ranks)[rank], here.x[:64].tensor_split(ranks)[rank]
+        n = eval(count, {"labels": mine, "sum_over_ranks": here.sum_over_ranks})
+        (nn.functional.cross_entropy(model(rows), mine, reduction="sum") * ranks / n).backward()
+        return model.first.weight.grad.full_tensor()
+
+    alone = of.on_ranks(1, gradient)[0]
+    torch.manual_seed(0)
+    model = here.network()
+    nn.functional.cross_entropy(model(here.x[:64]), labels).backward()
+    for found in [alone, of.on_ranks(3, gradient)[0]]:
+        assert torch.allclose(found, model.first.weight.grad, atol=1e-6)
+
+
+def test_activation_checkpointing_changes_no_name_and_no_gradient(of, script, tmp_path):
+    line = re.search(r"`(layer\.forward = .*?)`", text_of("script-look"))[1]
+    imports = re.findall(r"`((?:import functools|from torch\.utils\.checkpoint) ?.*?)`", text_of("script-look"))
+    plain, wrapped = (
+        script(*EXACT),
+        script(
+            *EXACT,
+            ("import math\n", "\n".join(imports) + "\nimport math\n"),
+            ("    for layer in model.layers:\n", f"    for layer in model.layers:\n        {line}\n"),
+        ),
+    )
+
+    def names():
+        return list(wrapped.build(0).state_dict())
+
+    assert of.on_ranks(2, names)[0] == list(plain.network().state_dict())
+    one = of.on_ranks(2, plain.train, tmp_path / "plain")[0]
+    assert torch.allclose(of.on_ranks(2, wrapped.train, tmp_path / "wrapped")[0], one, atol=1e-6)
+
+
+def test_the_script_runs_with_lora(of, script, tmp_path):
+    adapter = """
+
+
+class Adapted(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.lora = nn.Linear(*sizes)
+
+    def forward(self, x):
+        return super().forward(x) + self.lora(x)
+
+
+def network"""
+    freeze = """        model = network()
+    for name, parameter in model.named_parameters():
+        if "lora" not in name:
+            parameter.requires_grad_(False)
+        if "lora" not in name and ".1." not in name:  # BatchNorm is .1.
+            parameter.data = parameter.data.bfloat16()
+"""
+    here = script(
+        ("\n\n\ndef network", adapter),
+        ("            last=nn.Linear(32, 3),", "            last=Adapted(32, 3),"),
+        ("        model = network()\n", freeze),
+        ("SGD(\n        model.parameters()", "SGD(\n        [p for p in model.parameters() if p.requires_grad]"),
+        ("    return torch.cat(", "    return model.last.weight, model.last.lora.weight\n    return torch.cat("),
+        (
+            "        outputs = model(inputs.to(my_device()))",
+            "        with torch.autocast(my_device().type, dtype=torch.bfloat16):\n"
+            "            outputs = model(inputs.to(my_device()))",
+        ),
+    )
+
+    def train():
+        weight, trained = here.train(tmp_path)
+        return weight.dtype, weight.full_tensor(), trained.dtype, trained.full_tensor()
+
+    torch.manual_seed(0)
+    model = here.network()
+    dtype, weight, of_adapter, trained = of.on_ranks(2, train)[0]
+    assert (dtype, of_adapter) == (torch.bfloat16, torch.float32)
+    assert torch.equal(weight, model.last.weight.bfloat16())
+    assert not torch.equal(trained, model.last.lora.weight)
+    of.on_ranks(3, train)  # and from its checkpoint
+
+
+def test_the_script_runs_with_offload(of, script, tmp_path):
+    policy = "offload_policy=CPUOffloadPolicy(pin_memory=False)"  # pinning needs a GPU
+    here = script(
+        *EXACT,
+        ("fully_shard(layer, mesh=mesh)", f"fully_shard(layer, mesh=mesh, {policy})"),
+        ("fully_shard(model, mesh=mesh)", f"fully_shard(model, mesh=mesh, {policy})"),
+        ("import FSDPModule, ", "import CPUOffloadPolicy, FSDPModule, "),
+        ("to_empty(device=my_device())", 'to_empty(device="cpu")'),
+    )
+    one = of.on_ranks(1, script(*EXACT).train, tmp_path / "one")[0]
+    assert torch.allclose(of.on_ranks(2, here.train, tmp_path / "offload")[0], one, atol=1e-5)
+
+
+@pytest.fixture
+def in_place(of, script):
+    """The script with its weights initialized in place; what a module sets by itself, and its weights afterwards."""
+    functions = re.search(r"```python\n(.*?)```", text_of("script-look"), re.DOTALL)[1].rstrip()
+
+    def build(ranks, last="nn.Linear(32, 3)", extra="", after=whole_weights, seed="seed"):
+        text = text_of("build")
+        cut = text[text.index("    torch.manual_seed(seed)") : text.index("    return model")]
+        here = script(
+            ("\n\n\ndef build(seed):", f"\n\n\n{functions}\n{extra}\n\ndef build(seed):"),
+            (cut, f"    fill_in_place(model, {seed})\n"),
+            ("            last=nn.Linear(32, 3),", f"            last={last},"),
+        )
+        return of.on_ranks(ranks, lambda: after(here.build(0)))
+
+    return build
+
+
+def test_weights_initialized_in_place(in_place):
+    for weights in in_place(3, seed="seed + mesh.get_local_rank()"):
+        assert all(weight.isfinite().all() for weight in weights.values())
+    rows = in_place(2)[0]["first.weight"].tensor_split(2)
+    assert torch.equal(*rows)  # on CPUs, with one seed: the page's warning
+    rows = in_place(2, seed="seed + mesh.get_local_rank()")[0]["first.weight"].tensor_split(2)
+    assert not torch.equal(*rows)
+
+
+def test_a_weight_that_nothing_draws_is_named(in_place):
+    extra = """
+
+class Bare(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.scale = nn.Parameter(torch.empty(2))
+"""
+    with pytest.raises(RuntimeError, match=r"AssertionError: last.scale has no initial value"):
+        in_place(2, "Bare(32, 3)", extra)
+
+
+def test_what_is_kept_in_place_of_the_values_that_a_module_sets(in_place):
+    extra = """
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(8, 4, padding_idx=3)
+        self.linear = nn.Linear(32, 3)
+        nn.init.zeros_(self.linear.bias)  # lost
+
+    def reset_parameters(self):  # has the last word
+        nn.init.zeros_(self.linear.weight)
+"""
+    cure = re.search(r"`(weight\.copy_\(.*?\))`, where `row` is `(.*?)`", text_of("script-look"))
+
+    def look(model):
+        drawn = whole_weights(model)
+        with torch.no_grad():
+            weight, padding_idx = model.last.words.weight, model.last.words.padding_idx
+            names = {"torch": torch, "weight": weight, "padding_idx": padding_idx}
+            names["row"] = eval(cure[2], names)
+            eval(cure[1], names)
+        return drawn, whole_weights(model)["last.words.weight"]
+
+    drawn, cured = in_place(3, "Own()", extra, look)[0]
+    assert not drawn["last.linear.weight"].any() and drawn["last.linear.bias"].any()
+    assert drawn["last.words.weight"].any(1).all()
+    assert cured.any(1).tolist() == [row != 3 for row in range(8)]
+
+
+def test_nothing_private_is_used():
+    code = "\n".join(cell.source for cell in BOOK.page(LESSON).code if cell.id != "on-ranks")
+    assert not re.search(r"(torch|distributed)\.(\w+\.)*_\w+ import|import torch\._", code)
