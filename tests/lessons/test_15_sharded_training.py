@@ -1,4 +1,4 @@
-"""Lesson 15's training is that of one process, on any number of ranks, killed and resumed; so is the script's, with each change that the page names."""
+"""Lesson 15's training is that of one process on any number of ranks, killed and resumed; so is its script, as changed."""
 
 import ast
 import contextlib
@@ -7,6 +7,7 @@ import math
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import types
@@ -63,12 +64,39 @@ def script(run, monkeypatch):
     return defined
 
 
+SHORT = (
+    "epochs=3, batch_size=64, learning_rate=0.1, seed=0, save_every=4",
+    "epochs=1, batch_size=64, learning_rate=0.1, seed=0, save_every=2",
+)
 # What is random or looks at other rows goes, and what rounds to 16 bits: then each number of ranks trains alike.
 EXACT = [
     ("nn.BatchNorm1d(32)", "nn.Identity()"),
     ("nn.Dropout(0.2)", "nn.Identity()"),
     ("dtype=torch.bfloat16", "enabled=False"),
+    SHORT,
 ]
+
+
+@pytest.fixture
+def trained(of):
+    """Trains with a script's functions on so many ranks; returns the weights in one vector."""
+
+    def train(here, ranks, *arguments, killed_in=None):
+        def on_rank():
+            steps = []
+
+            def before_step(*_):
+                steps.append(len(steps))
+                if steps[-1] == killed_in:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            of.register_optimizer_step_pre_hook(before_step)
+            model = here.train(*arguments)
+            return torch.cat([weight.flatten() for weight in whole_weights(model).values()])
+
+        return of.on_ranks(ranks, on_rank)[0]
+
+    return train
 
 
 def whole_weights(model):
@@ -97,55 +125,88 @@ def test_the_weights_at_the_start_are_those_of_one_process(of):
 
 
 @pytest.mark.parametrize("ranks", COUNTS)
-def test_the_script_trains_as_one_process_does(of, script, tmp_path, ranks):
+def test_the_script_trains_as_one_process_does(script, trained, tmp_path, ranks):
     """Without FSDP2: one process, the same rows in each step, the same schedule and clipping."""
     here = script(*EXACT)
-    weights = of.on_ranks(ranks, here.train, tmp_path)[0]
+    weights = trained(here, ranks, tmp_path)
     torch.manual_seed(0)
     model = here.network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=18, cycle_momentum=False)
-    for epoch in range(3):
-        order = torch.randperm(400, generator=torch.Generator().manual_seed(epoch))
-        for rows in order[:384].split(64):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(here.x[rows]), here.y[rows]).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=6, cycle_momentum=False)
+    for rows in torch.randperm(400, generator=torch.Generator().manual_seed(0))[:384].split(64):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(here.x[rows]), here.y[rows]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
     expected = nn.utils.parameters_to_vector(model.parameters())
     assert torch.allclose(weights, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("saved, resumed", [(4, 3), (2, 8), (3, 1)])
-def test_a_run_goes_on_with_another_number_of_ranks(of, script, tmp_path, saved, resumed):
+@pytest.mark.parametrize("saved, resumed", [(4, 3), (3, 1)])
+def test_a_run_goes_on_with_another_number_of_ranks(script, trained, tmp_path, saved, resumed):
     here = script(*EXACT)
-    whole = of.on_ranks(1, here.train, tmp_path / "whole")[0]
-    of.on_ranks(saved, here.train, tmp_path / "cut")
-    for steps in [12, 16, 18]:  # as if it had been killed while it wrote the third checkpoint
-        (tmp_path / "cut" / f"step-{steps}" / ".metadata").unlink()
-    assert here.newest(tmp_path / "cut") == 8
-    assert torch.allclose(of.on_ranks(resumed, here.train, tmp_path / "cut")[0], whole, atol=1e-5)
+    whole = trained(here, 1, tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        trained(here, saved, tmp_path / "cut", killed_in=5)
+    (tmp_path / "cut" / "step-4" / ".metadata").unlink()  # as if it had been killed while it wrote this one
+    assert here.complete(tmp_path / "cut") == [2]
+    assert torch.allclose(trained(here, resumed, tmp_path / "cut"), whole, atol=1e-5)
 
 
-def test_a_finished_run_has_nothing_to_do(of, script, tmp_path):
-    here = script()
-    first = of.on_ranks(2, here.train, tmp_path)[0]
+@pytest.mark.parametrize("killed_in", [1, 5])
+def test_a_resumed_run_ends_bit_for_bit_like_an_undisturbed_one(script, trained, tmp_path, killed_in):
+    here = script(SHORT)
+    whole = trained(here, 3, tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        trained(here, 3, tmp_path / "cut", killed_in=killed_in)
+    assert torch.equal(trained(here, 3, tmp_path / "cut"), whole)
+
+
+def test_two_checkpoints_are_kept(of, script, tmp_path):
+    here = script(SHORT)
+    of.on_ranks(2, lambda: here.train(tmp_path) and None)
+    assert here.complete(tmp_path) == [4, 6]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-6"]
+
+
+def test_a_finished_run_has_nothing_to_do(script, trained, tmp_path):
+    here = script(SHORT)
+    first = trained(here, 2, tmp_path)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert torch.equal(of.on_ranks(2, here.train, tmp_path)[0], first)
+    assert torch.equal(trained(here, 2, tmp_path), first)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
 
 
-def test_other_settings_are_refused(of, script, tmp_path):
-    here = script()
-    of.on_ranks(2, here.train, tmp_path)
-    with pytest.raises(RuntimeError, match=r"saved with .*'epochs': 3.*, not with .*'epochs': 4"):
-        of.on_ranks(2, here.train, tmp_path, 4)
+def test_other_settings_are_refused(script, trained, tmp_path):
+    here = script(SHORT)
+    trained(here, 2, tmp_path)
+    with pytest.raises(RuntimeError, match=r"saved with .*'epochs': 1.*, not with .*'epochs': 4"):
+        trained(here, 2, tmp_path, 4)
 
 
-def test_ranks_that_find_different_checkpoints_say_so(of, script, tmp_path):
+def test_settings_within_settings_are_compared_with_the_saved_ones(of, script, tmp_path):
     here = script()
-    of.on_ranks(2, here.train, tmp_path / "0")
+
+    def start(rate, load):
+        model = here.build(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        settings = {"optimizer": {"rate": rate}}
+        if load:
+            here.load(tmp_path, model, optimizer, scheduler, settings)
+        else:
+            here.save(tmp_path, model, optimizer, scheduler, 1, settings)
+
+    of.on_ranks(2, start, 0.1, False)
+    of.on_ranks(2, start, 0.1, True)
+    with pytest.raises(RuntimeError, match=r"saved with .*0\.1.*, not with .*0\.7"):
+        of.on_ranks(2, start, 0.7, True)
+
+
+def test_ranks_that_find_different_checkpoints_say_so(of, script, trained, tmp_path):
+    here = script(SHORT)
+    trained(here, 2, tmp_path / "0")
     (tmp_path / "1").mkdir()
 
     def train():
@@ -172,7 +233,7 @@ def test_the_script_runs_under_torchrun(of, run, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        of.on_ranks(2, of.train, tmp_path / "in-the-page")
+        of.on_ranks(2, of.trained_weights, tmp_path / "in-the-page")
     assert done.stdout == said.getvalue()
     assert (tmp_path / "checkpoints" / "step-18" / ".metadata").exists()
 
@@ -353,17 +414,28 @@ def test_a_file_is_converted_once_and_read_in_shards(of, tmp_path, monkeypatch):
     assert all(torch.equal(weight, weights[name]) for name, weight in read.items())
 
 
-def test_a_whole_file_is_loaded_in_place_of_the_new_weights(of, script, tmp_path, monkeypatch):
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_whole_file_is_loaded_in_place_of_the_new_weights(of, script, tmp_path, monkeypatch, contiguous):
+    """Whatever the order of its numbers in memory, but for `contiguous()`: then only rank 0 has its part right."""
     weights = of.network().state_dict()
-    torch.save(weights, tmp_path / "model.pt")
+    transposed = {
+        name: weight.t().contiguous().t() if weight.dim() == 2 else weight for name, weight in weights.items()
+    }
+    torch.save(transposed, tmp_path / "model.pt")
     monkeypatch.chdir(tmp_path)
-    here = script(("network().state_dict()", 'torch.load("model.pt", map_location="cpu")'))
+    line = re.search(r"\n    weights = \{name: tensor\.contiguous.*\n", text_of("build"))[0]
+    here = script(
+        ("network().state_dict()", 'torch.load("model.pt", map_location="cpu")'),
+        *([] if contiguous else [(line, "\n")]),
+    )
     loaded = of.on_ranks(3, lambda: whole_weights(here.build(0)))[0]
-    assert all(torch.equal(weight, weights[name]) for name, weight in loaded.items())
+    assert all(torch.equal(weight, weights[name]) for name, weight in loaded.items()) == contiguous
+    rows = loaded["first.weight"].tensor_split([11])[0]
+    assert torch.equal(rows, weights["first.weight"][:11])
 
 
 def test_the_script_has_other_dropout_on_each_rank(of, script, tmp_path):
-    here = script()
+    here = script(SHORT)
 
     def draw():
         here.train(tmp_path)
@@ -373,7 +445,7 @@ def test_the_script_has_other_dropout_on_each_rank(of, script, tmp_path):
     assert not torch.equal(first, second)
 
 
-def test_the_script_cannot_load_the_state_of_a_parameter_that_the_loss_never_reaches(of, script, tmp_path):
+def test_the_script_cannot_load_the_state_of_a_parameter_that_the_loss_never_reaches(script, trained, tmp_path):
     spare = ("            last=nn.Linear(32, 3),", "            last=WithSpare(32, 3),")
     module = (
         "\n\n\ndef network",
@@ -388,23 +460,25 @@ class WithSpare(nn.Linear):
 
 def network""",
     )
-    here = script(spare, module)
-    of.on_ranks(2, here.train, tmp_path)
+    here = script(SHORT, spare, module)
+    trained(here, 2, tmp_path)
     with pytest.raises(RuntimeError, match=r"Missing key in checkpoint state_dict: optimizer.state.last.spare"):
-        of.on_ranks(2, here.train, tmp_path)
-    frozen = script(spare, (module[0], module[1].replace("torch.ones(4))", "torch.ones(4), requires_grad=False)")))
+        trained(here, 2, tmp_path)
+    frozen = script(
+        SHORT, spare, (module[0], module[1].replace("torch.ones(4))", "torch.ones(4), requires_grad=False)"))
+    )
     for _ in range(2):
-        of.on_ranks(2, frozen.train, tmp_path / "frozen")
+        trained(frozen, 2, tmp_path / "frozen")
 
 
-def test_the_script_runs_as_hsdp(of, script, tmp_path):
+def test_the_script_runs_as_hsdp(script, trained, tmp_path):
     mesh = re.search(r'`init_device_mesh\("cuda", \(4, 8\), (.*?)\)`', text_of("script-look"))[1]
     change = (
         "init_device_mesh(my_device().type, (dist.get_world_size(),))",
         f'init_device_mesh("cpu", (2, 2), {mesh})',
     )
-    one = of.on_ranks(1, script(*EXACT).train, tmp_path / "one")[0]
-    assert torch.allclose(of.on_ranks(4, script(*EXACT, change).train, tmp_path / "hsdp")[0], one, atol=1e-5)
+    one = trained(script(*EXACT), 1, tmp_path / "one")
+    assert torch.allclose(trained(script(*EXACT, change), 4, tmp_path / "hsdp"), one, atol=1e-5)
 
 
 def test_labels_that_do_not_count(of, script, tmp_path):
@@ -430,7 +504,7 @@ def test_labels_that_do_not_count(of, script, tmp_path):
         assert torch.allclose(found, model.first.weight.grad, atol=1e-6)
 
 
-def test_activation_checkpointing_changes_no_name_and_no_gradient(of, script, tmp_path):
+def test_activation_checkpointing_changes_no_name_and_no_gradient(of, script, trained, tmp_path):
     line = re.search(r"`(layer\.forward = .*?)`", text_of("script-look"))[1]
     imports = re.findall(r"`((?:import functools|from torch\.utils\.checkpoint) ?.*?)`", text_of("script-look"))
     plain, wrapped = (
@@ -446,8 +520,8 @@ def test_activation_checkpointing_changes_no_name_and_no_gradient(of, script, tm
         return list(wrapped.build(0).state_dict())
 
     assert of.on_ranks(2, names)[0] == list(plain.network().state_dict())
-    one = of.on_ranks(2, plain.train, tmp_path / "plain")[0]
-    assert torch.allclose(of.on_ranks(2, wrapped.train, tmp_path / "wrapped")[0], one, atol=1e-6)
+    one = trained(plain, 2, tmp_path / "plain")
+    assert torch.allclose(trained(wrapped, 2, tmp_path / "wrapped"), one, atol=1e-6)
 
 
 def test_the_script_runs_with_lora(of, script, tmp_path):
@@ -472,11 +546,11 @@ def network"""
             parameter.data = parameter.data.bfloat16()
 """
     here = script(
+        SHORT,
         ("\n\n\ndef network", adapter),
         ("            last=nn.Linear(32, 3),", "            last=Adapted(32, 3),"),
         ("        model = network()\n", freeze),
         ("SGD(\n        model.parameters()", "SGD(\n        [p for p in model.parameters() if p.requires_grad]"),
-        ("    return torch.cat(", "    return model.last.weight, model.last.lora.weight\n    return torch.cat("),
         (
             "        outputs = model(inputs.to(my_device()))",
             "        with torch.autocast(my_device().type, dtype=torch.bfloat16):\n"
@@ -485,7 +559,8 @@ def network"""
     )
 
     def train():
-        weight, trained = here.train(tmp_path)
+        last = here.train(tmp_path).last
+        weight, trained = last.weight, last.lora.weight
         return weight.dtype, weight.full_tensor(), trained.dtype, trained.full_tensor()
 
     torch.manual_seed(0)
@@ -497,7 +572,7 @@ def network"""
     of.on_ranks(3, train)  # and from its checkpoint
 
 
-def test_the_script_runs_with_offload(of, script, tmp_path):
+def test_the_script_runs_with_offload(script, trained, tmp_path):
     policy = "offload_policy=CPUOffloadPolicy(pin_memory=False)"  # pinning needs a GPU
     here = script(
         *EXACT,
@@ -506,8 +581,8 @@ def test_the_script_runs_with_offload(of, script, tmp_path):
         ("import FSDPModule, ", "import CPUOffloadPolicy, FSDPModule, "),
         ("to_empty(device=my_device())", 'to_empty(device="cpu")'),
     )
-    one = of.on_ranks(1, script(*EXACT).train, tmp_path / "one")[0]
-    assert torch.allclose(of.on_ranks(2, here.train, tmp_path / "offload")[0], one, atol=1e-5)
+    one = trained(script(*EXACT), 1, tmp_path / "one")
+    assert torch.allclose(trained(here, 2, tmp_path / "offload"), one, atol=1e-5)
 
 
 @pytest.fixture
