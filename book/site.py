@@ -126,7 +126,7 @@ def render_edition(book: Book, edition: Edition, site: Path) -> list[str]:
         return complaints
     made, folder = book.root / "_build" / "sphinx" / edition.name / "_build" / "html", site / edition.name
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns(".buildinfo*", "objects.inv", "_sources", "*.map"))
-    remove_unused(folder)
+    remove_unused(folder, {*edition.pages, "search"})
     for path in prints(book, edition.name):
         shutil.copy2(path, site)
     return []
@@ -164,12 +164,13 @@ def jupyter_book(root: Path, log: Path, command: list[str]) -> None:
     main([*command, "-n", "-W", "--keep-going", "-q"])
 
 
-def remove_unused(folder: Path) -> None:
-    """Removes what no page or style names: figures of earlier renderings, scripts of Sphinx's own search."""
+def remove_unused(folder: Path, pages: set[str]) -> None:
+    """Removes what no page or style names, such as figures of earlier renderings, and the files of pages that are gone."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     named = "".join([*KEPT, *(path.read_text("utf-8") for path in paths if path.suffix in (".html", ".css"))])
     for path in paths:
-        if path.relative_to(folder).parts[0] in ("_images", "_static") and path.name not in named:
+        unnamed = path.relative_to(folder).parts[0] in ("_images", "_static") and path.name not in named
+        if unnamed or (path.parent == folder and path.stem not in pages and b'"moved-page"' not in path.read_bytes()):
             path.unlink()
 
 

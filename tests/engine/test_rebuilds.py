@@ -187,6 +187,17 @@ def test_a_caption_in_the_contents_reaches_every_page(book):
         assert "A newer part" in book.page(page), page
 
 
+def test_a_lesson_that_is_taken_out_leaves_nothing_in_the_site(book):
+    """Its page and its downloads stayed until all was made afresh."""
+    for edition in ("en", "zh"):
+        (book.folder / f"notebooks/{edition}/02_total.ipynb").unlink()
+        for page in (book.folder / f"notebooks/{edition}").glob("*.*"):
+            page.write_text(re.sub(r"02_total\.ipynb(#\S+?(?=\)))?", "01_count.ipynb", page.read_text("utf-8")), "utf-8")
+    book.replace("_toc.yml", "  - file: 02_total\n", "")
+    book.good("build")
+    assert [name for name in book.site() if "02_total" in name] == []
+
+
 def test_a_run_that_is_recorded_later_is_shown(book):
     book.good("record", "run")
     (path,) = (book.folder / "runs").glob("*.json")
