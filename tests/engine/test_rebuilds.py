@@ -192,7 +192,9 @@ def test_a_lesson_that_is_taken_out_leaves_nothing_in_the_site(book):
     for edition in ("en", "zh"):
         (book.folder / f"notebooks/{edition}/02_total.ipynb").unlink()
         for page in (book.folder / f"notebooks/{edition}").glob("*.*"):
-            page.write_text(re.sub(r"02_total\.ipynb(#\S+?(?=\)))?", "01_count.ipynb", page.read_text("utf-8")), "utf-8")
+            page.write_text(
+                re.sub(r"02_total\.ipynb(#\S+?(?=\)))?", "01_count.ipynb", page.read_text("utf-8")), "utf-8"
+            )
     book.replace("_toc.yml", "  - file: 02_total\n", "")
     book.good("build")
     assert [name for name in book.site() if "02_total" in name] == []
