@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import copy
 import io
 import math
 import os
@@ -45,6 +46,12 @@ def of():
 
 def text_of(id):
     return next(cell.source for cell in BOOK.page(LESSON).cells if cell.id == id)
+
+
+def folded(name):
+    """The code of a folded block, by the name of a function in it."""
+    blocks = re.findall(r"```python\n(.*?)```", text_of("script-look"), re.DOTALL)
+    return next(block.rstrip() for block in blocks if f"def {name}(" in block)
 
 
 @pytest.fixture
@@ -481,6 +488,62 @@ def test_the_script_runs_as_hsdp(script, trained, tmp_path):
     assert torch.allclose(trained(script(*EXACT, change), 4, tmp_path / "hsdp"), one, atol=1e-5)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_accumulation_with_labels_that_do_not_count(of, script, ranks):
+    here = script(*EXACT)
+    labels = here.y[:60].clone()
+    labels[:25] = -100
+
+    def gradient():
+        model = here.build(0)
+        rank, count = here.dist.get_rank(), here.dist.get_world_size()
+        parts = [
+            (here.x[rows].tensor_split(count)[rank], labels[rows].tensor_split(count)[rank])
+            for rows in torch.arange(60).split(20)
+        ]
+        exec(folded("backward_of_a_step"), here.__dict__)
+        here.backward_of_a_step(model, parts)
+        return model.first.weight.grad.full_tensor()
+
+    torch.manual_seed(0)
+    model = here.network()
+    nn.functional.cross_entropy(model(here.x[:60]), labels).backward()
+    assert torch.allclose(of.on_ranks(ranks, gradient)[0], model.first.weight.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_state_of_an_optimizer_goes_by_the_names_of_parameters(of, named):
+    """Of a run in one process: what only numbers them is accepted, and trains wrongly."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    torch.manual_seed(0)
+    plain = of.network().eval()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(of.x[:8]), of.y[:8]).backward()
+        optimizer.step()
+
+    step(plain, optimizer)
+    state = copy.deepcopy(get_optimizer_state_dict(plain, optimizer) if named else optimizer.state_dict())
+    weights = {name: weight.clone() for name, weight in plain.state_dict().items()}
+    step(plain, optimizer)
+
+    def go_on():
+        model = of.build(0).eval()
+        options = of.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        first = of.dist.get_rank() == 0
+        of.set_model_state_dict(model, weights if first else {}, options=options)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        set_optimizer_state_dict(model, optimizer, state if first else {}, options=options)
+        step(model, optimizer)
+        return whole_weights(model)
+
+    found = of.on_ranks(2, go_on)[0]
+    assert all(torch.allclose(found[name], plain.state_dict()[name], atol=1e-6) for name in found) == named
+
+
 def test_labels_that_do_not_count(of, script, tmp_path):
     """The divisor of the page, with labels that only some ranks have: the gradient of one process."""
     count = re.search(r"`n = (sum_over_ranks\(.*?\)\[0\])`", text_of("script-look"))[1]
@@ -588,7 +651,7 @@ def test_the_script_runs_with_offload(script, trained, tmp_path):
 @pytest.fixture
 def in_place(of, script):
     """The script with its weights initialized in place; what a module sets by itself, and its weights afterwards."""
-    functions = re.search(r"```python\n(.*?)```", text_of("script-look"), re.DOTALL)[1].rstrip()
+    functions = folded("fill_in_place")
 
     def build(ranks, last="nn.Linear(32, 3)", extra="", after=whole_weights, seed="seed"):
         text = text_of("build")
