@@ -139,7 +139,7 @@ FACTS = {
     ("10_distributed", "unused-parameters"): lambda n: ["Expected to have finished reduction", "2 steps done"],
     ("11_training_for_real", "killed"): lambda n: ["rank 1 of 2: ended with exit code -9", "bit for bit: True"],
     ("11_training_for_real", "script"): lambda n: ['dist.init_process_group("nccl", device_id=my_device())'],
-    ("15_sharded_training", "script"): lambda n: ['dist.init_process_group("nccl", device_id=my_device())'],
+    ("15_sharded_training", "script"): lambda n: ['"nccl", device_id=my_device(), timeout=timedelta(hours=1)'],
     ("16_splitting_layers", "halves"): lambda n: ["same gradient from two halves: True"],
     ("17_choose", "run-both"): lambda n: [
         f"GPUs that DataParallel may use: {n}",
