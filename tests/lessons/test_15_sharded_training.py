@@ -544,6 +544,61 @@ def test_the_state_of_an_optimizer_goes_by_the_names_of_parameters(of, named):
     assert all(torch.allclose(found[name], plain.state_dict()[name], atol=1e-6) for name in found) == named
 
 
+def momentum(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def two_groups(model):
+    weights, biases = [[p for p in model.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False)]
+    return torch.optim.AdamW([{"params": biases, "weight_decay": 0}, {"params": weights, "weight_decay": 0.1}], lr=0.01)
+
+
+@pytest.mark.parametrize("make_optimizer", [momentum, two_groups])
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_a_run_on_one_gpu_goes_on_with_fsdp2(of, script, tmp_path, make_optimizer, edition):
+    """With the code of an answer, q-one-gpu-state."""
+    page = BOOK.editions[edition].pages["questions_checkpoints"].raw
+    code = re.search(r"```python\n(def load_from_one_gpu.*?)```", page, re.DOTALL)[1]
+    here = script(*EXACT)
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    here.__dict__.update(
+        get_optimizer_state_dict=get_optimizer_state_dict, set_optimizer_state_dict=set_optimizer_state_dict
+    )
+    exec(code, here.__dict__)
+
+    def steps(model, optimizer, scheduler, count=3):
+        for _ in range(count):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(here.x[:8]), here.y[:8]).backward()
+            optimizer.step()
+            scheduler.step()
+
+    def begin(model):
+        optimizer = make_optimizer(model)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+
+    torch.manual_seed(0)
+    plain, optimizer, scheduler = begin(here.network())
+    steps(plain, optimizer, scheduler)
+    file = {"model": plain.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    torch.save({**file, "steps_done": 3}, tmp_path / "one-gpu.pt")
+    steps(plain, optimizer, scheduler)
+
+    def go_on():
+        model, optimizer, scheduler = begin(here.build(1))
+        done = here.load_from_one_gpu(tmp_path / "one-gpu.pt", model, optimizer, scheduler, make_optimizer)
+        here.save(tmp_path / "sharded", model, optimizer, scheduler, done, {})
+        model, optimizer, scheduler = begin(here.build(2))  # and from a checkpoint of its own
+        assert here.load(tmp_path / "sharded", model, optimizer, scheduler, {}) == done == 3
+        steps(model, optimizer, scheduler)
+        return whole_weights(model)
+
+    for ranks in [2, 3]:
+        found = of.on_ranks(ranks, go_on)[0]
+        assert all(torch.allclose(found[name], weight, atol=1e-5) for name, weight in plain.state_dict().items())
+
+
 def test_labels_that_do_not_count(of, script, tmp_path):
     """The divisor of the page, with labels that only some ranks have: the gradient of one process."""
     count = re.search(r"`n = (sum_over_ranks\(.*?\)\[0\])`", text_of("script-look"))[1]
