@@ -1,6 +1,9 @@
-"""Runs cells of a lesson within a test."""
+"""Runs cells of a lesson within a test, and scripts that it prints."""
 
 import io
+import os
+import subprocess
+import sys
 from contextlib import redirect_stdout
 
 import matplotlib.pyplot as plt
@@ -28,3 +31,20 @@ def judged(variables, check, answer=""):
         exec(check, variables)
     plt.close("all")
     return printed.getvalue()
+
+
+def torchrun(script, folder, processes):
+    """What a script prints that torchrun starts in this folder, on the CPU and within this machine."""
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    done = subprocess.run(
+        [*command, f"--nproc-per-node={processes}", "train.py", "--cpu"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -6,11 +6,8 @@ are checked. What NCCL and SyncBatchNorm do on GPUs is not run.
 
 import ast
 import functools
-import os
 import pickle
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.appended import printed
 from tests.conftest import BOOK
-from tests.reading import run_cells
+from tests.reading import run_cells, torchrun
 
 NAME = "11_training_for_real"
 RANKS = [1, 2, 3, 4, 8]
@@ -423,17 +420,5 @@ def test_the_script_runs_under_torchrun(run, tmp_path):
     """And prints what the recipe prints on two ranks."""
     for edition in ("en", "zh"):
         compile(output(run, "script", edition), edition, "exec")
-    (tmp_path / "train.py").write_text(output(run, "script"), "utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [*command, "--nproc-per-node=2", "train.py", "--cpu"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == output(run, "recipe")
+    assert torchrun(output(run, "script"), tmp_path, 2) == output(run, "recipe")
     assert (tmp_path / "checkpoint.pt").exists()

@@ -9,7 +9,6 @@ import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 import types
 
@@ -19,7 +18,7 @@ from torch import nn
 
 from tests.appended import kept, printed
 from tests.conftest import BOOK, EDITIONS
-from tests.reading import run_cells
+from tests.reading import run_cells, torchrun
 
 LESSON = "en/15_sharded_training"
 COUNTS = [1, 2, 3, 4, 8]
@@ -226,22 +225,11 @@ def test_ranks_that_find_different_checkpoints_say_so(of, script, trained, tmp_p
 def test_the_script_runs_under_torchrun(of, run, tmp_path):
     """And prints what the recipe prints on two ranks."""
     for edition in EDITIONS:
-        compile(printed(run, LESSON.replace("en", edition), "script"), edition, "exec")
-    (tmp_path / "train.py").write_text(printed(run, LESSON, "script"), "utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [*command, "--nproc-per-node=2", "train.py", "--cpu"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+        compile(printed(run, f"{edition}/15_sharded_training", "script"), edition, "exec")
+    started = torchrun(printed(run, LESSON, "script"), tmp_path, 2)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         of.on_ranks(2, of.trained_weights, tmp_path / "in-the-page")
-    assert done.stdout == said.getvalue()
+    assert started == said.getvalue()
     assert (tmp_path / "checkpoints" / "step-18" / ".metadata").exists()
 
 
@@ -602,7 +590,7 @@ def test_a_run_on_one_gpu_goes_on_with_fsdp2(of, script, tmp_path, make_optimize
         assert all(torch.allclose(found[name], weight, atol=1e-5) for name, weight in plain.state_dict().items())
 
 
-def test_labels_that_do_not_count(of, script, tmp_path):
+def test_labels_that_do_not_count(of, script):
     """The divisor of the page, with labels that only some ranks have: the gradient of one process."""
     count = re.search(r"`n = (sum_over_ranks\(.*?\)\[0\])`", text_of("script-look"))[1]
     here = script(*EXACT)
