@@ -58,7 +58,9 @@ SMALLER_NETWORKS = {
     "1000": "16",
 }
 LEFT_OUT = {
-    # Two agents on the CPU, whatever GPUs there are: the lesson's own execution runs it.
+    # Without NCCL their workers compute on the CPU, whatever GPUs there are: the lesson's own execution runs them.
+    ("10_distributed", "resume-script"),
+    ("10_distributed", "resume-compare"),
     ("10_distributed", "machines-run"),
     # DTensor keeps its place in the random numbers of a GPU in the state of the generator; simulated ones have another.
     ("14_sharding", "trap-seed"),

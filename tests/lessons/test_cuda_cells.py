@@ -131,11 +131,6 @@ FACTS = {
         "bucket 1: 25 MiB",
         "bucket 2: 6 MiB",
     ],
-    ("10_distributed", "resume-script"): lambda n: [
-        "life 0: rank 0 is killed at step 8\n",
-        "life 1: begins at step 6\n",
-    ],
-    ("10_distributed", "resume-compare"): lambda n: ["the uninterrupted training: True"],
     ("10_distributed", "unused-parameters"): lambda n: ["Expected to have finished reduction", "2 steps done"],
     ("11_training_for_real", "killed"): lambda n: ["rank 1 of 2: ended with exit code -9", "bit for bit: True"],
     ("11_training_for_real", "script"): lambda n: ['dist.init_process_group("nccl", device_id=my_device())'],
