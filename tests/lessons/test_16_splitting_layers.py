@@ -14,7 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Replicate
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.reading import run_cells
+from tests.conftest import BOOK
+from tests.reading import judged, run_cells
 
 CELLS = (
     "setup on-ranks two-matmuls run-cut mlp-run block sequence-plan halves run-pipeline timetable "
@@ -214,9 +215,9 @@ def test_a_norm_left_out_of_the_plan_gets_a_part_of_its_gradient(lesson):
 
 
 def test_ddp_around_a_cut_model_loses_its_layers(lesson):
-    def names(wrapped_along):
+    def names(wrapped_along, norm=torch.nn.LayerNorm):
         mesh = lesson["init_device_mesh"]("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-        mlp = torch.nn.Sequential(torch.nn.LayerNorm(8), lesson["MLP"](8))
+        mlp = torch.nn.Sequential(norm(8), lesson["MLP"](8))
         plan = {"1.up": lesson["ColwiseParallel"](), "1.down": lesson["RowwiseParallel"]()}
         lesson["parallelize_module"](mlp, mesh["tensor"], plan)
         network = DistributedDataParallel(mlp, **wrapped_along(mesh["data"]))
@@ -224,8 +225,13 @@ def test_ddp_around_a_cut_model_loses_its_layers(lesson):
         return list(mlp.state_dict())
 
     def with_group():
+        def along(mesh):
+            return {"process_group": mesh.get_group()}
+
         with pytest.raises(RuntimeError, match="got mixed torch.Tensor and DTensor"):
-            names(lambda mesh: {"process_group": mesh.get_group()})
+            names(along)
+        with pytest.raises(NotImplementedError, match="c10d.broadcast_.default does not have a sharding strategy"):
+            names(along, torch.nn.Identity)  # then the plan names every layer
 
     lesson["on_ranks"](4, with_group)
     assert lesson["on_ranks"](4, names, lambda mesh: {"device_mesh": mesh}) == [["0.weight", "0.bias"]] * 4
@@ -479,6 +485,25 @@ def test_one_weight_in_two_layers_has_to_be_tied_again(lesson):
     for again in (True, False):
         for found in lesson["on_ranks"](2, cut, again):
             assert torch.allclose(found, whole, atol=1e-5) is again
+
+
+@pytest.mark.parametrize(
+    "plan, said",
+    [
+        ('{"[gu]*": ColwiseParallel(), "down": RowwiseParallel()}', "✓ Exercise 1: right"),  # gate and up
+        # Right, but two matrices are not cut.
+        (
+            '{"down": RowwiseParallel(input_layouts=__import__("torch").distributed.tensor.Replicate())}',
+            "✗ Exercise 1: which",
+        ),
+        ('{"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": ColwiseParallel()}', "✗ Exercise 1: "),
+        ("[ColwiseParallel(), RowwiseParallel()]", "✗ Exercise 1: a dict"),
+        ('{"gate": "columns"}', "✗ Exercise 1: rank "),
+    ],
+)
+def test_exercise_1_runs_the_plan(lesson, plan, said):
+    (check,) = [cell.source for cell in BOOK.page("en/16_splitting_layers").code if cell.id == "exercise-1-check"]
+    assert judged(lesson, check, f"gated_plan = {plan}").startswith(said)
 
 
 def test_what_a_rank_keeps_of_a_block(lesson):

@@ -817,11 +817,19 @@ def start(folder, *command, **environment):
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
 
 
+BUFFER = 'self.register_buffer("steps", torch.tensor(0))'
+
+
 @pytest.mark.parametrize(
-    "steps, output",
-    [("self.steps += 1", "2 * self.head(self.words(x))"), ("self.steps.fill_(1)", "self.head(self.words(x))")],
+    "kept, steps, output",
+    [
+        (BUFFER, "self.steps += 1", "2 * self.head(self.words(x))"),
+        (BUFFER, "self.steps.fill_(1)", "self.head(self.words(x))"),
+        ("Repaired.steps = 0", "Repaired.steps += 1", "self.head(self.words(x))"),  # once for each replica
+        ("pass", "pass", "self.head(self.words(x))"),
+    ],
 )
-def test_exercise_3_wants_the_same_output_and_every_step(steps, output):
+def test_exercise_3_wants_the_same_output_and_every_step(kept, steps, output):
     cells = {cell.id: cell.source for cell in BOOK.page("en/17_choose").code}
     variables = dict(checker())
     exec(cells["planted"], variables)
@@ -832,7 +840,7 @@ class Repaired(nn.Module):
         self.words = nn.Embedding(20, 8)
         self.head = nn.Linear(8, 20, bias=False)
         self.head.weight = self.words.weight
-        self.register_buffer("steps", torch.tensor(0))
+        {kept}
 
     def forward(self, x):
         {steps}

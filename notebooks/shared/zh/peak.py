@@ -87,7 +87,7 @@ def rehearse(model, batch, gpus, how, checkpoint, precision):
             module.reshard()
         weights = list(module.parameters())
         # 用普通张量：2.13 以前的 PyTorch 在 DTensor 上更新一步时，
-        # 自己还会另造一些假张量
+        # 自己还会另外创建一些假张量
         shards = [
             nn.Parameter(plain(weight), weight.requires_grad)
             for weight in weights
