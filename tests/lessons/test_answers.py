@@ -1,0 +1,379 @@
+"""What answers on the pages of questions say was tried on two ranks: their code, as both editions have it.
+
+Answers that belong to one lesson are tested with it; these are about no lesson's code.
+"""
+
+import contextlib
+import copy
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from tests.conftest import BOOK, EDITIONS
+from tests.reading import run_cells
+
+
+@pytest.fixture(scope="module")
+def on_ranks():
+    return run_cells("en/14_sharding", ["setup", "on-ranks"])["on_ranks"]
+
+
+def code(edition, answer, **names):
+    """What the code of an answer defines: name -> value."""
+    pages = BOOK.editions[edition].pages
+    (text,) = [
+        page.raw.partition(f"\n({answer})=\n")[2].partition("\n(q-")[0]
+        for page in pages.values()
+        if f"\n({answer})=\n" in page.raw
+    ]
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, names)
+    return names
+
+
+def mean_over_ranks(model):
+    """The gradients of one process that has the rows of all ranks."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def same(sharded, expected):
+    pairs = zip(sharded.parameters(), expected, strict=True)
+    return all(torch.allclose(p.grad.full_tensor(), grad, atol=1e-5) for p, grad in pairs)
+
+
+def shard(blocks, model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in [*blocks, model]:
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+class Words(nn.Module):
+    """A language model whose last layer, or whose model, computes the loss."""
+
+    def __init__(self, last, loss_of=None):
+        super().__init__()
+        self.words, self.layer, self.last, self.loss_of = nn.Embedding(101, 16), nn.Linear(16, 16), last, loss_of
+
+    def forward(self, words, labels):
+        hidden, labels = self.layer(self.words(words).flatten(0, 1)), labels.flatten()
+        return self.loss_of(self.last, hidden, labels) if self.loss_of else self.last(hidden, labels)
+
+
+@pytest.mark.parametrize("last_has_a_group", [True, False])
+@pytest.mark.parametrize("way", ["HeadLoss", "loss_of"])
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_the_loss_of_a_large_vocabulary(on_ranks, edition, way, last_has_a_group):
+    of = code(edition, "q-large-vocabulary", nn=nn, checkpoint=checkpoint)
+
+    def gradients():
+        torch.manual_seed(0)
+        plain = Words(nn.Linear(16, 101, bias=False), lambda last, x, y: nn.functional.cross_entropy(last(x), y))
+        if way == "HeadLoss":
+            model = Words(of["HeadLoss"](16, 101, bias=False))
+        else:
+            model = Words(nn.Linear(16, 101, bias=False), lambda *three: of["loss_of"](*three, tokens=5))
+        model.load_state_dict(plain.state_dict())
+        words = torch.randint(101, (4, 6))
+        labels = words.roll(dist.get_rank() + 1)
+        labels[0, :3] = -100
+        shard([model.layer, *([model.last] if last_has_a_group else [])], model)
+        model(words, labels).backward()
+        plain(words, labels).backward()
+        return same(model, mean_over_ranks(plain))
+
+    assert on_ranks(2, gradients) == [True, True]
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_an_optimizer_inside_the_backward_pass(on_ranks, edition):
+    step_in_backward = code(edition, "q-optimizer-in-backward")["step_in_backward"]
+
+    def train(wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        plain, x = copy.deepcopy(model), torch.randn(4, 8) + dist.get_rank()
+        network = wrap(model)
+        calls = []
+        model[0].weight.register_hook(calls.append)
+        step_in_backward(model, torch.optim.AdamW)
+        optimizer = torch.optim.AdamW(plain.parameters())
+        for _ in range(3):
+            network(x).square().mean().backward()
+            plain(x).square().mean().backward()
+            mean_over_ranks(plain)
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
+        equal = all(torch.allclose(w, p, atol=1e-5) for w, p in zip(weights, plain.parameters(), strict=True))
+        return equal, all(p.grad is None for p in model.parameters()), len(calls)
+
+    assert on_ranks(2, train, lambda model: shard([model[0], model[2]], model)) == [(True, True, 0)] * 2
+    assert on_ranks(2, train, DistributedDataParallel) == [(False, False, 3)] * 2
+
+
+class Counted(nn.Module):
+    """A block of which `forward` uses its own number, in one of several ways."""
+
+    def __init__(self, number, uses):
+        super().__init__()
+        self.layer_idx, self.rate, self.uses, self.linear = number, number / 100, uses, nn.Linear(8, 8)
+
+    def forward(self, x):
+        if self.uses == "layer_idx":
+            x = x / (self.layer_idx + 1)
+        if self.uses == "rate":
+            x = nn.functional.dropout(x, self.rate, self.training)
+        return self.linear(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(
+    "uses, setting, compilations",
+    [
+        ("nothing", {}, 2),
+        ("layer_idx", {}, 8),
+        ("layer_idx", {"allow_unspec_int_on_nn_module": True}, 2),
+        ("layer_idx", {"recompile_limit": 64}, 12),
+        ("rate", {}, 8),
+        ("rate", {"allow_unspec_int_on_nn_module": True}, 8),
+    ],
+)
+def test_how_often_twelve_blocks_are_compiled(caplog, uses, setting, compilations):
+    torch._dynamo.reset()
+    counter, x = CompileCounter(), torch.randn(2, 8)
+    with torch._dynamo.config.patch(setting):
+        for number in range(12):
+            block = Counted(number, uses)
+            block.compile(backend=counter)
+            x = block(x)
+    assert counter.frame_count == compilations
+    assert ("hit config.recompile_limit (8)" in caplog.text) == (compilations == 8)
+
+
+def test_evaluation_is_compiled_again():
+    torch._dynamo.reset()
+    counter, block = CompileCounter(), Counted(5, "rate")
+    block.compile(backend=counter)
+    counts = []
+    for _ in range(2):
+        block.train()(torch.ones(2, 8))
+        counts.append(counter.frame_count)
+        with torch.no_grad():
+            block.eval()(torch.ones(2, 8))
+        counts.append(counter.frame_count)
+    assert counts == [1, 2, 2, 2]
+
+
+class Attention(nn.Module):
+    def __init__(self, head_size=4, heads=4, is_causal=False):
+        super().__init__()
+        self.head_size, self.is_causal, width = head_size, is_causal, head_size * heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        heads = [part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=self.is_causal)
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_one_layer_for_q_k_and_v_is_cut_piece_by_piece(on_ranks, edition):
+    reorder = code(edition, "q-tp-fused", torch=torch)["piece_by_piece"]
+
+    def right(reordered):
+        torch.manual_seed(0)
+        attention, x = Attention(), torch.randn(2, 5, 16)
+        expected = attention(x)
+        if reordered:
+            reorder(attention.qkv, dist.get_world_size())
+        plan = {"qkv": ColwiseParallel(), "out": RowwiseParallel()}
+        parallelize_module(attention, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+        return torch.allclose(attention(x), expected, atol=1e-5)
+
+    assert on_ranks(2, right, True) == [True, True]
+    assert on_ranks(2, right, False) == [False, False]
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_context_parallelism(on_ranks, edition):
+    step = code(edition, "q-context-parallel")["step"]
+
+    def right():
+        torch.manual_seed(0)
+        model, x, labels = Attention(), torch.randn(2, 8, 16), torch.randn(2, 8, 16)
+        loss = nn.functional.mse_loss(model(x), labels)
+        loss.backward()
+        expected = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        with sdpa_kernel(SDPBackend.MATH):
+            found = step(init_device_mesh("cpu", (2,)), model, nn.functional.mse_loss, x, labels)
+        dist.all_reduce(found)
+        pairs = zip(mean_over_ranks(model), expected, strict=True)
+        return torch.allclose(found / 2, loss), all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
+
+    assert on_ranks(2, right) == [(True, True)] * 2
+
+
+def test_context_parallelism_with_causal_attention_needs_a_gpu(on_ranks):
+    step = code("en", "q-context-parallel")["step"]
+
+    def causal():
+        x, labels = torch.randn(2, 8, 16), torch.randn(2, 8, 16)
+        with sdpa_kernel(SDPBackend.MATH), pytest.raises(RuntimeError, match="got mixed torch.Tensor and DTensor"):
+            step(init_device_mesh("cpu", (2,)), Attention(is_causal=True), nn.functional.mse_loss, x, labels)
+
+    on_ranks(2, causal)
+
+
+class View(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        self.auxiliary = self.second(self.first(x)).square().mean()
+        return self.second(self.first(x).relu()).unsqueeze(0).squeeze(0)
+
+
+def written_into(block, h):
+    out = block(h)
+    out += h
+    return out.square().sum()
+
+
+def only_an_attribute(block, h):
+    block(h)
+    return block.auxiliary
+
+
+class Calls(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.block, self.way = View(), way
+
+    def forward(self, x):
+        return self.way(self.block, x)
+
+
+@pytest.mark.filterwarnings("default:FSDP2-wrapped module .* returned a view tensor")
+@pytest.mark.parametrize(
+    "way, fails",
+    [
+        (written_into, True),
+        (lambda block, h: (block(h) + h).square().sum(), False),
+        (only_an_attribute, True),
+        (lambda block, h: block(h).square().sum() + block.auxiliary, False),
+    ],
+)
+def test_when_fsdp2_finds_freed_weights(on_ranks, way, fails):
+    def gradients():
+        torch.manual_seed(0)
+        model, x = Calls(way), torch.randn(4, 8) + dist.get_rank()
+        plain = copy.deepcopy(model)
+        shard([model.block], model)
+        model(x).backward()
+        plain(x).backward()
+        return same(model, mean_over_ranks(plain))
+
+    if fails:
+        with pytest.raises(RuntimeError, match="out of bounds for storage of size 0"):
+            on_ranks(2, gradients)
+    else:
+        assert on_ranks(2, gradients) == [True, True]
+
+
+@pytest.mark.parametrize("first_inside", [True, False])
+def test_the_first_backward_pass_with_static_graph(on_ranks, first_inside):
+    def train():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        plain, right = copy.deepcopy(model), []
+        network = DistributedDataParallel(model, static_graph=True)
+        for update in range(3):
+            for number in range(3):
+                x = torch.randn(4, 8) + dist.get_rank()
+                quiet = number < 2 and (first_inside or (update, number) != (0, 0))
+                with network.no_sync() if quiet else contextlib.nullcontext():
+                    network(x).square().mean().backward()
+                plain(x).square().mean().backward()
+            pairs = zip(model.parameters(), mean_over_ranks(plain), strict=True)
+            right.append(all(torch.allclose(p.grad, grad, atol=1e-5) for p, grad in pairs))
+            model.zero_grad()
+            plain.zero_grad()
+        return right
+
+    if first_inside:
+        with pytest.raises(RuntimeError, match="expect_autograd_hooks_ INTERNAL ASSERT FAILED"):
+            on_ranks(2, train)
+    else:
+        assert on_ranks(2, train) == [[True] * 3] * 2
+
+
+def test_what_fully_shard_refuses(on_ranks):
+    def refused():
+        mesh = init_device_mesh("cpu", (2,))
+        for container in (nn.ModuleList([nn.Linear(4, 4)]), nn.ModuleDict({"a": nn.Linear(4, 4)})):
+            with pytest.raises(ValueError, match="does not support containers that do not implement forward"):
+                fully_shard(container, mesh=mesh)
+        for cured in (False, True):
+            image = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+            if cured:
+                for p in image.parameters():
+                    p.data = p.data.contiguous()
+                fully_shard(image, mesh=mesh)(torch.ones(2, 3, 8, 8)).sum().backward()
+            else:
+                with pytest.raises(NotImplementedError, match="does not support non-contiguous parameters yet"):
+                    fully_shard(image, mesh=mesh)
+        for cured in (False, True):
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            fully_shard([*model], mesh=mesh)
+            if cured:
+                fully_shard(model, mesh=mesh)(torch.ones(2, 4)).sum().backward()
+            else:
+                with pytest.raises(RuntimeError, match="requires a single root module"):
+                    model(torch.ones(2, 4))
+
+    on_ranks(2, refused)
+
+
+@pytest.mark.parametrize("optimize_ddp", [True, False])
+def test_ddp_compiles_checkpointed_blocks(on_ranks, optimize_ddp):
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(640, 640), nn.GELU()) for _ in range(4))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    def gradients():
+        torch._dynamo.reset()
+        torch._dynamo.config.optimize_ddp = optimize_ddp
+        torch.manual_seed(0)
+        model, counter = Blocks(), CompileCounter()
+        plain, x = copy.deepcopy(model), torch.randn(3, 640) + dist.get_rank()
+        network = DistributedDataParallel(model, bucket_cap_mb=2)
+        network.compile(backend=counter)
+        network(x).sum().backward()
+        plain(x).sum().backward()
+        pairs = zip(model.parameters(), mean_over_ranks(plain), strict=True)
+        return all(torch.allclose(p.grad, grad, atol=1e-4) for p, grad in pairs)
+
+    assert on_ranks(2, gradients) == [True, True]
