@@ -541,13 +541,16 @@ def two_groups(model):
     return torch.optim.AdamW([{"params": biases, "weight_decay": 0}, {"params": weights, "weight_decay": 0.1}], lr=0.01)
 
 
-@pytest.mark.parametrize("make_optimizer", [momentum, two_groups])
+@pytest.mark.parametrize("make_optimizer", [momentum, two_groups, None])
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_a_run_on_one_gpu_goes_on_with_fsdp2(of, script, tmp_path, make_optimizer, edition):
-    """With the code of an answer, q-one-gpu-state."""
+    """With the code of an answer, q-one-gpu-state, and with the optimizer that it shows (None)."""
     page = BOOK.editions[edition].pages["questions_checkpoints"].raw
     code = re.search(r"```python\n(def load_from_one_gpu.*?)```", page, re.DOTALL)[1]
     here = script(*EXACT)
+    if make_optimizer is None:
+        exec(re.search(r"```python\n(def make_optimizer.*?)```", page, re.DOTALL)[1], here.__dict__)
+        make_optimizer = here.make_optimizer
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
     here.__dict__.update(

@@ -5,13 +5,14 @@ Answers that belong to one lesson are tested with it; these are about no lesson'
 
 import contextlib
 import copy
+import functools
 import re
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -78,15 +79,15 @@ class Words(nn.Module):
 @pytest.mark.parametrize("way", ["HeadLoss", "loss_of"])
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_the_loss_of_a_large_vocabulary(on_ranks, edition, way, last_has_a_group):
-    of = code(edition, "q-large-vocabulary", nn=nn, checkpoint=checkpoint)
+    of = code(edition, "q-large-vocabulary", nn=nn)
 
     def gradients():
         torch.manual_seed(0)
-        plain = Words(nn.Linear(16, 101, bias=False), lambda last, x, y: nn.functional.cross_entropy(last(x), y))
+        plain = Words(nn.Linear(16, 101), lambda last, x, y: nn.functional.cross_entropy(last(x), y))
         if way == "HeadLoss":
-            model = Words(of["HeadLoss"](16, 101, bias=False))
+            model = Words(of["HeadLoss"](16, 101))
         else:
-            model = Words(nn.Linear(16, 101, bias=False), lambda *three: of["loss_of"](*three, tokens=5))
+            model = Words(nn.Linear(16, 101), lambda *three: of["loss_of"](*three, tokens=5))
         model.load_state_dict(plain.state_dict())
         words = torch.randint(101, (4, 6))
         labels = words.roll(dist.get_rank() + 1)
@@ -97,6 +98,17 @@ def test_the_loss_of_a_large_vocabulary(on_ranks, edition, way, last_has_a_group
         return same(model, mean_over_ranks(plain))
 
     assert on_ranks(2, gradients) == [True, True]
+
+
+def test_the_loss_of_a_large_vocabulary_in_16_bits():
+    """Its sum is taken in float32, unlike the function's own mean."""
+    torch.manual_seed(0)
+    last = code("en", "q-large-vocabulary", nn=nn)["HeadLoss"](16, 101).bfloat16()
+    hidden, labels = 4 * torch.randn(3, 50, 16, dtype=torch.bfloat16), torch.randint(101, (3, 50))
+    found, logits = last(hidden, labels), last(hidden)
+    expected = nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, expected, rtol=2e-3)
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
@@ -126,6 +138,31 @@ def test_an_optimizer_inside_the_backward_pass(on_ranks, edition):
     assert on_ranks(2, train, DistributedDataParallel) == [(False, False, 3)] * 2
 
 
+def test_an_optimizer_inside_the_backward_pass_of_the_last_micro_batch(on_ranks):
+    step_in_backward = code("en", "q-optimizer-in-backward")["step_in_backward"]
+
+    def train():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        plain = copy.deepcopy(model)
+        shard([model[0], model[2]], model)
+        step_in_backward(model, torch.optim.AdamW)
+        optimizer = torch.optim.AdamW(plain.parameters())
+        for _ in range(2):
+            for number in range(3):
+                x = torch.randn(4, 8) + dist.get_rank()
+                model.set_requires_gradient_sync(number == 2)
+                model(x).square().mean().backward()
+                plain(x).square().mean().backward()
+            mean_over_ranks(plain)
+            optimizer.step()
+            optimizer.zero_grad()
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        return all(torch.allclose(p.full_tensor(), q, atol=1e-5) for p, q in pairs)
+
+    assert on_ranks(2, train) == [True, True]
+
+
 class Counted(nn.Module):
     """A block of which `forward` uses its own number, in one of several ways."""
 
@@ -136,6 +173,8 @@ class Counted(nn.Module):
     def forward(self, x):
         if self.uses == "layer_idx":
             x = x / (self.layer_idx + 1)
+        if self.uses == "index":
+            x = x + list(range(12))[self.layer_idx]
         if self.uses == "rate":
             x = nn.functional.dropout(x, self.rate, self.training)
         return self.linear(x)
@@ -143,23 +182,25 @@ class Counted(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
-    "uses, setting, compilations",
+    "uses, setting, options, compilations",
     [
-        ("nothing", {}, 2),
-        ("layer_idx", {}, 8),
-        ("layer_idx", {"allow_unspec_int_on_nn_module": True}, 2),
-        ("layer_idx", {"recompile_limit": 64}, 12),
-        ("rate", {}, 8),
-        ("rate", {"allow_unspec_int_on_nn_module": True}, 8),
+        ("nothing", {}, {}, 2),
+        ("layer_idx", {}, {}, 8),
+        ("layer_idx", {"allow_unspec_int_on_nn_module": True}, {}, 2),
+        ("layer_idx", {"recompile_limit": 64}, {}, 12),
+        ("layer_idx", {}, {"isolate_recompiles": True}, 12),
+        ("index", {"allow_unspec_int_on_nn_module": True}, {}, 8),
+        ("rate", {}, {}, 8),
+        ("rate", {"allow_unspec_int_on_nn_module": True}, {}, 8),
     ],
 )
-def test_how_often_twelve_blocks_are_compiled(caplog, uses, setting, compilations):
+def test_how_often_twelve_blocks_are_compiled(caplog, uses, setting, options, compilations):
     torch._dynamo.reset()
     counter, x = CompileCounter(), torch.randn(2, 8)
     with torch._dynamo.config.patch(setting):
         for number in range(12):
             block = Counted(number, uses)
-            block.compile(backend=counter)
+            block.compile(backend=counter, **options)
             x = block(x)
     assert counter.frame_count == compilations
     assert ("hit config.recompile_limit (8)" in caplog.text) == (compilations == 8)
@@ -177,6 +218,33 @@ def test_evaluation_is_compiled_again():
             block.eval()(torch.ones(2, 8))
         counts.append(counter.frame_count)
     assert counts == [1, 2, 2, 2]
+
+
+def partial(forward):
+    return functools.partial(checkpoint, forward, use_reentrant=False)
+
+
+@pytest.mark.parametrize("way, compilations", [("checkpointed", 1), ("partial", 0)])
+def test_how_checkpointed_blocks_are_compiled(way, compilations):
+    """Lesson 13's function is compiled; a partial, as people write it, is not, and only fullgraph=True says so."""
+    (cell,) = [cell.source for cell in BOOK.page("en/13_memory").code if cell.id == "saves"]
+    of = {"checkpoint": checkpoint, "partial": partial}
+    exec("def checkpointed" + cell.partition("def checkpointed")[2].partition("\n\n\n")[0], of)
+    for fullgraph in (False, True):
+        torch._dynamo.reset()
+        counter, block, x = CompileCounterWithBackend("aot_eager"), Counted(5, "nothing"), torch.ones(2, 8)
+        block(x).sum().backward()
+        expected = block.linear.weight.grad.clone()
+        block.zero_grad()
+        block.forward = of[way](block.forward)
+        block.compile(backend=counter, fullgraph=fullgraph)
+        if fullgraph and not compilations:
+            with pytest.raises(RuntimeError, match="found no compiled frames"):
+                block(x)
+        else:
+            block(x).sum().backward()
+            assert torch.equal(block.linear.weight.grad, expected)
+        assert counter.frame_count == compilations
 
 
 class Attention(nn.Module):
@@ -200,6 +268,10 @@ def test_one_layer_for_q_k_and_v_is_cut_piece_by_piece(on_ranks, edition):
         attention, x = Attention(), torch.randn(2, 5, 16)
         expected = attention(x)
         if reordered:
+            before = attention.qkv.weight.clone()
+            reorder(attention.qkv, 2, 3)
+            reorder(attention.qkv, 3, 2)  # put back
+            assert torch.equal(attention.qkv.weight, before)
             reorder(attention.qkv, dist.get_world_size())
         plan = {"qkv": ColwiseParallel(), "out": RowwiseParallel()}
         parallelize_module(attention, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
@@ -215,13 +287,13 @@ def test_context_parallelism(on_ranks, edition):
 
     def right():
         torch.manual_seed(0)
-        model, x, labels = Attention(), torch.randn(2, 8, 16), torch.randn(2, 8, 16)
-        loss = nn.functional.mse_loss(model(x), labels)
+        model, batch = Attention(), torch.randn(2, 9, 16)
+        loss = nn.functional.mse_loss(model(batch[:, :-1]), batch[:, 1:])
         loss.backward()
         expected = [parameter.grad.clone() for parameter in model.parameters()]
         model.zero_grad()
         with sdpa_kernel(SDPBackend.MATH):
-            found = step(init_device_mesh("cpu", (2,)), model, nn.functional.mse_loss, x, labels)
+            found = step(init_device_mesh("cpu", (2,)), model, nn.functional.mse_loss, batch)
         dist.all_reduce(found)
         pairs = zip(mean_over_ranks(model), expected, strict=True)
         return torch.allclose(found / 2, loss), all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
@@ -233,21 +305,24 @@ def test_context_parallelism_with_causal_attention_needs_a_gpu(on_ranks):
     step = code("en", "q-context-parallel")["step"]
 
     def causal():
-        x, labels = torch.randn(2, 8, 16), torch.randn(2, 8, 16)
+        batch = torch.randn(2, 9, 16)
         with sdpa_kernel(SDPBackend.MATH), pytest.raises(RuntimeError, match="got mixed torch.Tensor and DTensor"):
-            step(init_device_mesh("cpu", (2,)), Attention(is_causal=True), nn.functional.mse_loss, x, labels)
+            step(init_device_mesh("cpu", (2,)), Attention(is_causal=True), nn.functional.mse_loss, batch)
 
     on_ranks(2, causal)
 
 
 class View(nn.Module):
+    returns_it = False
+
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x):
         self.auxiliary = self.second(self.first(x)).square().mean()
-        return self.second(self.first(x).relu()).unsqueeze(0).squeeze(0)
+        result = self.second(self.first(x).relu()).unsqueeze(0).squeeze(0)
+        return (result, self.auxiliary) if self.returns_it else result
 
 
 def written_into(block, h):
@@ -259,6 +334,11 @@ def written_into(block, h):
 def only_an_attribute(block, h):
     block(h)
     return block.auxiliary
+
+
+def only_what_is_returned(block, h):
+    block.returns_it = True
+    return block(h)[1]
 
 
 class Calls(nn.Module):
@@ -277,6 +357,7 @@ class Calls(nn.Module):
         (written_into, True),
         (lambda block, h: (block(h) + h).square().sum(), False),
         (only_an_attribute, True),
+        (only_what_is_returned, False),
         (lambda block, h: block(h).square().sum() + block.auxiliary, False),
     ],
 )

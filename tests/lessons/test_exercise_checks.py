@@ -92,3 +92,19 @@ def test_right_answers_pass_and_wrong_ones_do_not(edition, name, number):
         for answer in answers:
             printed = judged(variables, check, answer)
             assert printed.startswith(mark) and printed.count("\n") == 1, (answer, printed)
+
+
+BEGINS = {"en": "(On the book's site, ", "zh": "（在本书网站上，"}
+ORDINALS = {"en": ["the first", "the second", "the third"], "zh": ["第一题", "第二题", "第三题"]}
+ALL = {"en": "you answer all of them on the page", "zh": "各题都可以直接在网页上作答"}
+
+
+@pytest.mark.parametrize("lesson", BOOK.lessons, ids=lambda lesson: lesson.id)
+def test_a_lesson_says_which_exercises_are_answered_on_the_page(lesson):
+    cells = {cell.id: cell for cell in lesson.cells}
+    checks = [cells[id] for id in (f"exercise-{n}-check" for n in (1, 2, 3)) if id in cells]
+    asked = [bool(check.metadata.get("ask")) for check in checks]
+    if any(asked):
+        text = cells["exercises"].source.partition(BEGINS[lesson.edition])[2]
+        said = [all(asked) or ordinal in text for ordinal in ORDINALS[lesson.edition][: len(asked)]]
+        assert (said, ALL[lesson.edition] in text) == (asked, all(asked))
