@@ -179,6 +179,31 @@ def test_join_gives_all_ranks_the_weights_but_not_the_momentum(lesson, momentum,
     assert torch.equal(first_after, second_after)
 
 
+@pytest.mark.parametrize("calls_of_its_own", [True, False])
+def test_join_pairs_a_call_of_ones_own_with_gradients(lesson, calls_of_its_own):
+    """At the end of an epoch, too: sums and gradients are wrong then, and nothing says so."""
+
+    def train():
+        model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+        gradients, sums = [], []
+        with model.join():
+            for _epoch in range(2):
+                for _ in range(3 - torch.distributed.get_rank()):
+                    model.zero_grad()
+                    model(torch.ones(1, 1)).sum().backward()
+                    gradients.append(model.module.weight.grad.item())
+                if calls_of_its_own:
+                    total = torch.ones(1)
+                    torch.distributed.all_reduce(total)
+                    sums.append(total.item())
+        return gradients, sums
+
+    (gradients, sums), (_, others) = lesson["on_ranks"](2, train)
+    right = [1, 1, 1, 1, 0.5, 0.5]  # rank 1 is in its second epoch when rank 0 ends its first
+    assert (gradients == right) is not calls_of_its_own
+    assert not sums == others == [2, 2]
+
+
 def test_running_values_are_rank_0s(run):
     assert re.findall(r"steps (.*)", output(run, "batchnorm")) == ["[0.0, 0.0, 0.0]", "[1.0, 1.0, 1.0]"]
 
