@@ -458,3 +458,24 @@ def test_ddp_compiles_checkpointed_blocks(on_ranks, optimize_ddp):
         return all(torch.allclose(p.grad, grad, atol=1e-4) for p, grad in pairs)
 
     assert on_ranks(2, gradients) == [True, True]
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_nodes_of_a_graph_are_divided_into_equal_parts(edition):
+    my_nodes, nodes = code(edition, "q-graph-ddp", torch=torch)["my_nodes"], torch.arange(100, 4197)
+    parts = [my_nodes(nodes, rank, 4, seed=3) for rank in range(4)]
+    assert [len(part) for part in parts] == [1024] * 4
+    assert len({*torch.cat(parts).tolist()}) == 4096
+    assert not torch.equal(parts[0], my_nodes(nodes, 0, 4, seed=4)), "another order in each epoch"
+
+
+def test_a_model_that_ignores_the_number_of_labels_of_the_step():
+    """Four micro-batches: four times the gradient, where nothing divides by their number."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(4, 3), torch.randn(16, 4), torch.randint(3, (16,))
+    nn.functional.cross_entropy(model(x), y).backward()
+    whole = model.weight.grad.clone()
+    model.zero_grad()
+    for rows, labels in zip(x.chunk(4), y.chunk(4), strict=True):
+        nn.functional.cross_entropy(model(rows), labels).backward()
+    assert torch.allclose(model.weight.grad, 4 * whole, atol=1e-6)
