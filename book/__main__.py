@@ -234,7 +234,7 @@ def tidy(names: list[str]) -> None:
 @click.argument("cells", nargs=-1)
 def translated(page: str, cells: list[str]) -> None:
     """Note that a translation is up to date with its source: cells of a lesson, or all of a page."""
-    sources.mark_translated(sources.load(), page, cells)
+    print("noted in:", *sources.mark_translated(sources.load(), page, cells))
 
 
 @commands.command("try")
@@ -242,7 +242,7 @@ def translated(page: str, cells: list[str]) -> None:
 def try_lessons(names: list[str]) -> int:
     """Run the tests of lessons: alone, exercises, wrong answers, numbers."""
     lessons = " or ".join({lesson.name for lesson in sources.select(sources.load(), names)})
-    command = [sys.executable, "-m", "pytest", "-n0", "tests/lessons", "-k", lessons]
+    command = [sys.executable, "-m", "pytest", "-n0", "-rs", "--tb=short", "tests/lessons", "-k", lessons]
     return subprocess.run(command, cwd=sources.find_root()).returncode
 
 

@@ -21,7 +21,7 @@ from .machine import LIMITS
 from .model import ALONE_TAG, CELL_ANCHOR, COMPARE_TAG, EXPLORER, Book, Cell, Lesson, Page, Problem
 from .runs import stale
 from .sources import CELL_ID, shared_source
-from .texts import Text, difference, text_of
+from .texts import Text, difference, text_of, unreadable
 
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?|[0-9a-f]{6,}")  # as editors give them
 TAGS = {COMPARE_TAG, ALONE_TAG, EXPLORER, "raises-exception", "hide-cell", "remove-cell"}
@@ -41,7 +41,7 @@ def check(book: Book, ahead: bool = False) -> list[Problem]:
 def pairs(book: Book) -> list[Problem]:
     """Where editions differ by more than languages do."""
     both = [(page, edition.pages[name]) for name, page in book.source.pages.items() for edition in book.translations]
-    return [problem for source, page in both for problem in pair(source, page)]
+    return [*dict.fromkeys(problem for source, page in both for problem in pair(source, page))]
 
 
 def settings(book: Book) -> Iterator[Problem]:
@@ -96,7 +96,7 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
         if shared_source(book, cell, lesson.edition) not in (None, cell.source):
             yield cell, "differs from notebooks/shared; change it there, and: python -m book tidy"
         for name in sorted({*cell.metadata} - {*KEPT_METADATA}):  # editors leave others
-            if near := difflib.get_close_matches(name, KEPT_METADATA, 1, 0.8):
+            if near := difflib.get_close_matches(name, KEPT_METADATA, 1, 0.65):
                 yield cell, f"nothing in its metadata is called {name}; did you mean {near[0]}?"
         if unknown := {*cell.tags} - TAGS:
             yield cell, f"no tag is called {', '.join(sorted(unknown))}; there are: {', '.join(sorted(TAGS))}"
@@ -111,7 +111,7 @@ def gaps(book: Book, lesson: Lesson) -> Iterator[tuple[Cell | None, str]]:
     if not first.metadata.get("topic"):
         yield first, "its metadata has no `topic` for the table of lessons"
     if len(lesson.exercises) < 2:
-        yield None, "at least two exercises: cells exercise-1, exercise-1-check, exercise-1-solution …"
+        yield None, "it needs two exercises: cells exercise-2, exercise-2-check, exercise-2-solution, and so with 1"
     for cell in lesson.exercises:
         for part in {f"{cell.id}-check", f"{cell.id}-solution"} - set(ids):
             yield cell, f"there is no cell {part}"
@@ -129,13 +129,13 @@ def pair(source: Page, page: Page) -> list[Problem]:
         return lines or [Problem(page.path, f"the cells are not in the order of {source.path}")]
     problems: list[Problem] = []
     for mine, cell in zip(source.cells, page.cells, strict=True):
-        where = page.where(cell)
+        where, places = page.where(cell), (source.where(mine), page.where(cell))
         if mine.kind != cell.kind:
             problems.append(Problem(where, f"a {cell.kind} cell here, a {mine.kind} cell in {source.path}"))
         elif mine.kind == "code":
-            problems += code_pair(where, mine.source, cell.source)
+            problems += code_pair(places, (mine.source, cell.source))
         else:
-            problems += text_pair(where, text_of(mine), text_of(cell))
+            problems += text_pair(places, text_of(mine), text_of(cell))
         if asking.structure(mine) != asking.structure(cell):
             problems.append(Problem(where, f"asks for another truth, or with other choices, than in {source.path}"))
         if mine.tags != cell.tags:
@@ -143,11 +143,14 @@ def pair(source: Page, page: Page) -> list[Problem]:
     return problems
 
 
-def code_pair(where: str, source: str, code: str) -> list[Problem]:
-    return [Problem(where, text)] if (text := difference(source, code)) else []
+def code_pair(places: tuple[str, str], both: tuple[str, str]) -> list[Problem]:
+    if wrong := [Problem(at, text) for at, code in zip(places, both, strict=True) if (text := unreadable(code))]:
+        return wrong
+    return [Problem(places[1], text)] if (text := difference(*both)) else []
 
 
-def text_pair(where: str, source: Text, text: Text) -> list[Problem]:
+def text_pair(places: tuple[str, str], source: Text, text: Text) -> list[Problem]:
+    where = places[1]
     problems, links = [], [sorted(link for link, _ in each.links) for each in (source, text)]
     for what, mine, theirs in (("labels", source.labels, text.labels), ("links", *links)):
         if mine != theirs:
@@ -156,7 +159,7 @@ def text_pair(where: str, source: Text, text: Text) -> list[Problem]:
     if len(source.code_blocks) != len(text.code_blocks):
         return [*problems, Problem(where, "not as many code blocks as in the source edition")]
     for mine_code, code in zip(source.code_blocks, text.code_blocks, strict=True):
-        problems += code_pair(where, mine_code, code)
+        problems += code_pair(places, (mine_code, code))
     return problems
 
 

@@ -171,8 +171,8 @@ def select(book: Book, names: list[str], editions: list[str] | None = None) -> l
     return [lesson for lesson in lessons if not editions or lesson.edition in editions]
 
 
-def mark_translated(book: Book, name: str, cells: list[str]) -> None:
-    """Notes that a page or these cells of a lesson (all, if none are named) translate the source edition of today."""
+def mark_translated(book: Book, name: str, cells: list[str]) -> list[str]:
+    """Notes that a page or these cells of a lesson (or all) translate the source edition of today; returns the files."""
     if (source := book.source.pages.get(name)) is None:
         near = difflib.get_close_matches(name, list(book.source.pages), 1)
         raise BookError(f"no lesson or page is called {name}" + (f"; did you mean {near[0]}?" if near else ""))
@@ -181,6 +181,7 @@ def mark_translated(book: Book, name: str, cells: list[str]) -> None:
     for edition in book.translations:
         page = edition.pages[name]
         rewrite(book, page, [up_to_date(c, source) if not cells or c.id in cells else c for c in page.cells])
+    return [edition.pages[name].path for edition in book.translations]
 
 
 def up_to_date(cell: Cell, source: Page) -> Cell:

@@ -83,13 +83,19 @@ def parsed(source: str) -> Text:
     )
 
 
+def unreadable(code: str) -> str:
+    """Why this is no Python, if it is none."""
+    try:
+        parts(code)
+    except SyntaxError as error:
+        return f"not Python: {error.msg} (line {error.lineno})"
+    return ""
+
+
 @kept
 def difference(source: str, code: str) -> str:
-    try:
-        mine, theirs = parts(source), parts(code)
-    except SyntaxError as error:
-        return f"{error.msg} (line {error.lineno})"
-    other = [line for (line, part), (_, expected) in zip(theirs, mine, strict=False) if part != expected]
+    pairs = zip(parts(code), parts(source), strict=False)
+    other = [line for (line, part), (_, expected) in pairs if part != expected]
     return f"the code differs from the source edition's, first in line {other[0]}" if other else ""
 
 

@@ -73,7 +73,7 @@ def test_titles(source, title):
     ],
 )
 def test_code_may_differ_in_words_alone(one, other, same):
-    assert (check.code_pair("here", one, other) == []) is same
+    assert (check.code_pair(("source", "here"), (one, other)) == []) is same
 
 
 FUNCTION = "def double(x):  # {}\n    if x:\n        x = x + 1\n        x = x * 2\n    return x\nprint({!r})"
@@ -96,7 +96,8 @@ FUNCTION = "def double(x):  # {}\n    if x:\n        x = x + 1\n        x = x * 
 def test_the_line_from_which_code_differs(old, new, line):
     code = FUNCTION.format("双倍", "二")
     assert old in code
-    (problem,) = check.code_pair("here", FUNCTION.format("twice", "two"), code.replace(old, new))
+    both = (FUNCTION.format("twice", "two"), code.replace(old, new))
+    (problem,) = check.code_pair(("source", "here"), both)
     assert (problem.where, problem.note) == ("here", False)
     assert problem.text.endswith(f", first in line {line}")
 
@@ -137,10 +138,11 @@ def test_a_setting_left_empty_is_as_none(small):
     assert Execution(replace(small, config=config)).limits == LIMITS
 
 
-def test_metadata_with_almost_a_name(small):
+@pytest.mark.parametrize("name", ["asks", "asl"])
+def test_metadata_with_almost_a_name(small, name):
     cell = next(c for c in small.page("zh/02_total").cells if c.id == "total")
-    cell.metadata["asks"] = []
-    said = "nothing in its metadata is called asks; did you mean ask?"
+    cell.metadata[name] = []
+    said = f"nothing in its metadata is called {name}; did you mean ask?"
     assert Problem("notebooks/zh/02_total.ipynb, cell total", said) in check.check(small)
 
 
