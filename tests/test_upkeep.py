@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import book
-from tests.conftest import ROOT
+from tests.conftest import BOOK, ROOT
 
 BIN = Path(sys.executable).parent
 
@@ -143,3 +143,18 @@ def test_both_languages_name_the_same_commands(name):
         for file in (f"{name}.md", f"{name}.zh.md")
     )
     assert english == chinese != set()
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("README.md", "lessons {} to {} start processes by fork"),
+        ("README.zh.md", "第 {} 到 {} 课用 fork 启动进程"),
+        ("notebooks/en/index.md", "Lessons {} to {} need Linux"),
+        ("notebooks/zh/index.md", "第 {} 到 {} 课"),
+    ],
+)
+def test_the_lessons_that_need_linux(file, words):
+    numbers = [page.number for page in BOOK.source.lessons if "on-ranks" in [cell.id for cell in page.cells]]
+    assert numbers == [*range(numbers[0], numbers[-1] + 1)], "one range names them all"
+    assert words.format(numbers[0], numbers[-1]) in read(file)
