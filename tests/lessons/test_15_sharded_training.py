@@ -639,30 +639,25 @@ def test_activation_checkpointing_changes_no_name_and_no_gradient(of, script, tr
 
 
 def test_the_script_runs_with_lora(of, script, tmp_path):
-    adapter = """
+    adapter = f"""{folded("add_adapters")}
+
+def network():
+    model = without_adapters()
+    add_adapters(model)
+    return model
 
 
-class Adapted(nn.Linear):
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.lora = nn.Linear(*sizes)
-
-    def forward(self, x):
-        return super().forward(x) + self.lora(x)
-
-
-def network"""
+def without_adapters():"""
     freeze = """        model = network()
     for name, parameter in model.named_parameters():
-        if "lora" not in name:
+        if "lora_" not in name:
             parameter.requires_grad_(False)
-        if "lora" not in name and ".1." not in name:  # BatchNorm is .1.
+        if "lora_" not in name and ".1." not in name:  # BatchNorm is .1.
             parameter.data = parameter.data.bfloat16()
 """
     here = script(
         SHORT,
-        ("\n\n\ndef network", adapter),
-        ("            last=nn.Linear(32, 3),", "            last=Adapted(32, 3),"),
+        ("def network():", adapter),
         ("        model = network()\n", freeze),
         ("SGD(\n        model.parameters()", "SGD(\n        [p for p in model.parameters() if p.requires_grad]"),
         (
@@ -674,15 +669,15 @@ def network"""
 
     def train():
         last = here.train(tmp_path).last
-        weight, trained = last.weight, last.lora.weight
+        weight, trained = last.base.weight, last.lora_b.weight
         return weight.dtype, weight.full_tensor(), trained.dtype, trained.full_tensor()
 
     torch.manual_seed(0)
     model = here.network()
     dtype, weight, of_adapter, trained = of.on_ranks(2, train)[0]
     assert (dtype, of_adapter) == (torch.bfloat16, torch.float32)
-    assert torch.equal(weight, model.last.weight.bfloat16())
-    assert not torch.equal(trained, model.last.lora.weight)
+    assert torch.equal(weight, model.last.base.weight.bfloat16())
+    assert not torch.equal(trained, model.last.lora_b.weight)
     of.on_ranks(3, train)  # and from its checkpoint
 
 
