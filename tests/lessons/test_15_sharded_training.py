@@ -655,6 +655,9 @@ def without_adapters():"""
         if "lora_" not in name and ".1." not in name:  # BatchNorm is .1.
             parameter.data = parameter.data.bfloat16()
 """
+    whole = "\n    model_state, optimizer_state = get_state_dict(model, optimizer"
+    to_load = 'path = f"{folder}/step-{steps_done}"'
+    trained_only = "options=StateDictOptions(ignore_frozen_params=True)"
     here = script(
         SHORT,
         ("def network():", adapter),
@@ -665,6 +668,8 @@ def without_adapters():"""
             "        with torch.autocast(my_device().type, dtype=torch.bfloat16):\n"
             "            outputs = model(inputs.to(my_device()))",
         ),
+        *((f"{before}{whole})", f"{before}{whole}, {trained_only})") for before in ("copy_buffers(model)", to_load)),
+        ("optim_state_dict=state", "options=StateDictOptions(strict=False),\n        optim_state_dict=state"),
     )
 
     def train():
@@ -678,7 +683,13 @@ def without_adapters():"""
     assert (dtype, of_adapter) == (torch.bfloat16, torch.float32)
     assert torch.equal(weight, model.last.base.weight.bfloat16())
     assert not torch.equal(trained, model.last.lora_b.weight)
-    of.on_ranks(3, train)  # and from its checkpoint
+    names = of.dcp.FileSystemReader(max(tmp_path.glob("step-*"))).read_metadata().state_dict_metadata
+    assert {name for name in names if name.startswith("model.last")} == {
+        "model.last.lora_a.weight",
+        "model.last.lora_b.weight",
+    }
+    resumed = of.on_ranks(3, train)[0]  # from its checkpoint, which is the end of the training
+    assert torch.equal(resumed[1], weight) and torch.equal(resumed[3], trained)
 
 
 def test_the_script_runs_with_offload(script, trained, tmp_path):
