@@ -10,7 +10,7 @@ from typing import Any
 CELL_ANCHOR = "cell-"  # a link to LESSON.ipynb#cell-ID leads to the code cell with this id
 COMPARE_TAG = "compare"  # cells with this tag are recorded, and shown beside those of other machines
 EXPLORER = "split-explorer"  # the split explorer's directive, and the tag of a cell that it stands after
-ALONE_TAG = "runs-alone"  # a lesson that has a cell with this tag measures time: nothing else runs beside it
+ALONE_TAG = "runs-alone"  # of a cell that measures time: nothing else runs beside its lesson
 
 
 @dataclass(frozen=True, order=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import asking, files
-from .model import COMPARE_TAG, Book, BookError, Cell, Lesson, Problem, Provenance, Recorded, Result, Run
+from .model import ALONE_TAG, COMPARE_TAG, Book, BookError, Cell, Lesson, Problem, Provenance, Recorded, Result, Run
 
 UNKNOWN = 5.0  # seconds, for a lesson that no recorded run has
 
@@ -150,8 +150,7 @@ def recorded(root: Path) -> list[Run]:
 
 def local(root: Path) -> list[Run]:
     """The runs of this machine: the last one, and those for several GPU counts."""
-    folders = [run_folder(root), *sorted(runs_folder(root).glob("[!.]*"))]
-    return [run for run in map(from_folder, folders) if run]
+    return [run for run in map(from_folder, [run_folder(root), *sorted(runs_folder(root).glob("[!.]*"))]) if run]
 
 
 def expected_seconds(book: Book) -> dict[str, float]:
@@ -216,11 +215,12 @@ def stale(book: Book, run: Run) -> list[tuple[str, str]]:
     return [(id, cell) for id, cells in run.cells.items() for cell in cells if cells[cell].code != now[id].get(cell)]
 
 
-def compare(first: Run, second: Run) -> list[tuple[str, str, str]]:
-    """What differs between two runs: [(lesson id, cell id, difference as text)]. Images count as their bytes."""
+def compare(book: Book, first: Run, second: Run) -> list[tuple[str, str, str]]:
+    """Where two runs differ, but for times measured: [(lesson id, cell id, difference)]. Images count as their bytes."""
+    timed = {(lesson.id, cell.id) for lesson in book.lessons for cell in lesson.code if ALONE_TAG in cell.tags}
     found = []
     for id in sorted(set(first.cells) & set(second.cells)):
-        for cell in [cell for cell in first.cells[id] if cell in second.cells[id]]:
+        for cell in [c for c in first.cells[id] if c in second.cells[id] and (id, c) not in timed]:
             before, after = (lines_of(run.cells[id][cell].outputs) for run in (first, second))
             if before != after:
                 lines = difflib.unified_diff(before, after, first.name, second.name, lineterm="")
@@ -234,5 +234,5 @@ def lines_of(outputs: list[dict[str, Any]]) -> list[str]:
     for output in outputs:
         for kind, value in output.get("data", {"text": output.get("text", output.get("traceback"))}).items():
             lines += [f"({kind})"] if kind != "text" else []
-            lines += "".join(value).splitlines() if isinstance(value, (list, str)) else [json.dumps(value)]
+            lines += [json.dumps(value)] if kind.endswith("json") else "".join(value).splitlines()
     return lines

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from book import files, runs, sources
+from book import asking, files, runs, sources
 from book.model import BookError, Recorded, Result, Run
 from tests.unit.conftest import changed
 
@@ -214,27 +214,46 @@ def recorded(**text):
     return {id: Recorded("", [{"output_type": "stream", "name": "stdout", "text": said}]) for id, said in text.items()}
 
 
-def test_compare(provenance):
+def test_compare(small, provenance):
     lessons = {"en/a": provenance, "en/b": provenance}
     first = Run("one", lessons, {"en/a": recorded(x="1\n2\n", y="same"), "en/b": recorded(x="only here")})
     second = Run("two", lessons, {"en/a": recorded(x="1\n3\n", y="same", z="only there")})
-    ((lesson, cell, difference),) = runs.compare(first, second)
+    ((lesson, cell, difference),) = runs.compare(small, first, second)
     assert (lesson, cell) == ("en/a", "x")
     assert difference.splitlines()[:2] == ["--- one", "+++ two"] and difference.endswith(" 1\n-2\n+3")
-    assert runs.compare(first, first) == []
+    assert runs.compare(small, first, first) == []
 
 
-def test_compare_looks_at_pictures_and_errors(provenance):
+def test_cells_that_measure_time_are_not_compared(small, provenance):
+    lesson = small.page("en/01_count")
+    first, second = (
+        Run("run", {lesson.id: provenance}, {lesson.id: recorded(**{lesson.code[0].id: text})})
+        for text in ("1 s", "2 s")
+    )
+    assert runs.compare(small, first, second) != []
+    lesson.code[0].metadata["tags"] = ["runs-alone"]
+    assert runs.compare(small, first, second) == []
+
+
+def test_compare_looks_at_pictures_and_errors(small, provenance):
     def run(name, outputs):
         return Run(name, {"en/a": provenance}, {"en/a": {"x": Recorded("", [outputs])}})
 
     def picture(data):
         return {"output_type": "display_data", "metadata": {}, "data": {"image/png": data, "text/plain": ["<F>"]}}
 
-    assert runs.compare(run("1", picture("abc")), run("2", picture("abc"))) == []
-    assert runs.compare(run("1", picture("abc")), run("2", picture("xyz"))) != []
+    assert runs.compare(small, run("1", picture("abc")), run("2", picture("abc"))) == []
+    assert runs.compare(small, run("1", picture("abc")), run("2", picture("xyz"))) != []
     error = {"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["line one", "line two"]}
-    assert runs.compare(run("1", error), run("2", {**error, "traceback": ["line one"]})) != []
+    assert runs.compare(small, run("1", error), run("2", {**error, "traceback": ["line one"]})) != []
+
+
+def test_compare_looks_at_the_answers_that_a_cell_keeps(small, provenance):
+    def run(*truths):
+        return Run("run", {"en/a": provenance}, {"en/a": {"x": Recorded("", [asking.output([*truths])])}})
+
+    assert runs.compare(small, run([10, 2], True, "sum"), run([10, 2], True, "sum")) == []
+    assert runs.compare(small, run([10, 2], True, "sum"), run([10, 3], True, "sum")) != []
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{", '{"lessons": {"en/a": {}}, "cells": {}}'])
