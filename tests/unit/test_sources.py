@@ -234,8 +234,8 @@ def test_translated(folder):
     ]
     sources.mark_translated(sources.load(folder), "01_count", ["title"])
     assert len(said_of(folder)) == 2, "another cell is up to date now, and was before"
-    sources.mark_translated(sources.load(folder), "01_count", ["predict"])
-    sources.mark_translated(sources.load(folder), "index", [])
+    assert sources.mark_translated(sources.load(folder), "01_count", ["predict"]) == ["notebooks/zh/01_count.ipynb"]
+    assert sources.mark_translated(sources.load(folder), "index", []) == ["notebooks/zh/index.md"]
     assert said_of(folder) == []
 
 
