@@ -19,6 +19,12 @@ from tests.appended import append, without_appended
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def pytest_configure(config):
+    """GPUs are for `make gpu-check`: from a process that has used one, no ranks can be forked."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_xdist_auto_num_workers():
     """One more than there are cores: many tests wait for processes to end, and compute nothing."""

@@ -25,9 +25,9 @@ def environment(count):
     import torch
     from simulated_gpus.build import Unavailable, library
 
-    if hasattr(torch._C, "_cuda_getDeviceCount"):
-        pytest.skip("this torch is built for GPUs, and simulated ones cannot take their name")
     try:
+        if hasattr(torch._C, "_cuda_getDeviceCount"):
+            raise Unavailable(f"torch {torch.__version__} is built for CUDA; simulated GPUs need a build for the CPU")
         library("-DTAKE_THE_PLACE_OF_CUDA")
     except Unavailable as reason:
         if os.environ.get("CI"):

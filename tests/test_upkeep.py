@@ -158,3 +158,7 @@ def test_the_lessons_that_need_linux(file, words):
     numbers = [page.number for page in BOOK.source.lessons if "on-ranks" in [cell.id for cell in page.cells]]
     assert numbers == [*range(numbers[0], numbers[-1] + 1)], "one range names them all"
     assert words.format(numbers[0], numbers[-1]) in read(file)
+
+
+def test_no_test_but_those_of_gpu_check_sees_a_gpu():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""

@@ -103,6 +103,11 @@ def test_nothing_is_published_before_every_test_has_passed():
         assert job.get("if", "github.ref == 'refs/heads/main'") == "github.ref == 'refs/heads/main'", "no always()"
 
 
+def test_gpus_can_be_simulated_where_all_tests_run():
+    """In a PyTorch built for CUDA they cannot: tests/simulated.py fails there."""
+    assert WORKFLOWS["book.yml"]["jobs"]["test"]["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu")
+
+
 def test_a_mac_executes_all_lessons_that_start_no_ranks():
     """`on_ranks` needs Linux."""
     [step] = [

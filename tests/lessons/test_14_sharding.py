@@ -207,7 +207,7 @@ def test_hsdp(of):
 
 def test_pinned_offload_wants_an_accelerator(of):
     if not torch.accelerator.is_available():
-        assert "accelerator" in of.on_ranks(2, of.offload, True)[0]
+        assert re.search("accelerator|NVIDIA", of.on_ranks(2, of.offload, True)[0])  # a build for CUDA misses a driver
     assert of.on_ranks(2, of.offload, False)[1] == "weights on cpu, gradients on cpu"
 
 

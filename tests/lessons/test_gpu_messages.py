@@ -52,7 +52,7 @@ def test_the_answer_quotes_it(edition, entry):
 @EACH
 def test_a_gpu_says_it(tmp_path, entry):
     if not torch.cuda.is_available() or os.environ.get("SIMULATED_GPUS"):
-        pytest.skip("needs 1 CUDA GPU, this machine shows 0")
+        pytest.skip("needs 1 CUDA GPU; see make gpu-check")
     program = tmp_path / "program.py"
     program.write_text(PRELUDE + entry["program"], "utf-8")
     environment = {**os.environ, **entry.get("environment", {})}

@@ -107,7 +107,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault):
     if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs 2 CUDA GPUs, this machine shows {torch.cuda.device_count()}")
+        pytest.skip(f"needs 2 CUDA GPUs, and the tests see {torch.cuda.device_count()}; see make gpu-check")
     show, replacements = FAULTS[fault]
     right, wrong = virtual_class(), virtual_class(*replacements)
     real = show(lambda model: nn.DataParallel(model, device_ids=[0, 1]))

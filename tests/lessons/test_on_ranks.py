@@ -267,9 +267,10 @@ def test_ranks_end_with_their_notebook(edition, sent, late, tmp_path):
     with subprocess.Popen(
         [sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as started:
-        while started.stdout.readline() != "ready\n":
-            pass
+        for line in iter(started.stdout.readline, "ready\n"):
+            assert line, started.stderr.read()
         while len(ranks := psutil.Process(started.pid).children()) < 3:
+            assert started.poll() is None, started.stderr.read()
             time.sleep(0.01)
         time.sleep(0.5)
         started.send_signal(sent)

@@ -15,7 +15,7 @@ def devices(n, kind):
     """The device_ids of n replicas: on n GPUs, or all on GPU 0."""
     needed = n if kind == "each its own GPU" else 1
     if torch.cuda.device_count() < needed:
-        pytest.skip(f"needs {needed} CUDA GPUs, this machine shows {torch.cuda.device_count()}")
+        pytest.skip(f"needs {needed} CUDA GPUs, and the tests see {torch.cuda.device_count()}; see make gpu-check")
     return list(range(n)) if needed > 1 else [0] * n
 
 

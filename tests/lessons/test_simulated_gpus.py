@@ -33,6 +33,14 @@ def test_virtual_devices_agree_with_pytorch_on_simulated_gpus(count, tests):
     assert ("skipped" in done.stdout) == (count < 8)
 
 
+@pytest.mark.parametrize("ci, outcome", [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_a_build_for_cuda_is_an_error_under_ci(monkeypatch, ci, outcome):
+    monkeypatch.setattr("torch._C._cuda_getDeviceCount", None, raising=False)
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match="is built for CUDA; simulated GPUs need a build for the CPU"):
+        environment(2)
+
+
 def test_these_are_all():
     """All files whose tests are marked for GPUs; but for one test of lesson 4, which asks an execution what it saw, and
     for what NCCL and CUDA say themselves."""

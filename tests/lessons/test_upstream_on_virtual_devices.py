@@ -14,7 +14,10 @@ from tests.reading import run_cells
 
 pytestmark = pytest.mark.gpu
 if torch.cuda.device_count() < 8:
-    pytest.skip(f"needs 8 CUDA GPUs, this machine shows {torch.cuda.device_count()}", allow_module_level=True)
+    pytest.skip(
+        f"needs 8 CUDA GPUs, and the tests see {torch.cuda.device_count()}; see make gpu-check",
+        allow_module_level=True,
+    )
 
 VirtualDataParallel = run_cells("en/04_data_parallel", ["virtual-devices"])["VirtualDataParallel"]
 FILE = ROOT / "simulated-gpus" / "tests" / "on_devices" / "test_data_parallel.py"

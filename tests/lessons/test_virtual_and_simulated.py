@@ -41,7 +41,7 @@ MODES = {
 @pytest.fixture(autouse=True)
 def gpus():
     if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs 2 CUDA GPUs, this machine shows {torch.cuda.device_count()}")
+        pytest.skip(f"needs 2 CUDA GPUs, and the tests see {torch.cuda.device_count()}; see make gpu-check")
 
 
 def on_gpus(model, n, dim=0):
