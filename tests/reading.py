@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from importlib.metadata import version
 
 import matplotlib.pyplot as plt
 
 from tests.conftest import BOOK
+
+TORCH = tuple(map(int, version("torch").split(".")[:2]))  # the weekly upkeep tests with the newest, too
 
 
 def run_cells(lesson, only):

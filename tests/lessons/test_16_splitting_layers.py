@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import BOOK
-from tests.reading import judged, run_cells
+from tests.reading import TORCH, judged, run_cells
 
 CELLS = (
     "setup on-ranks two-matmuls run-cut mlp-run block sequence-plan halves run-pipeline timetable "
@@ -344,7 +344,7 @@ def test_batchnorm_of_a_later_stage_counts_a_batch_that_nobody_sent(lesson, shap
         step()
         return part[1].num_batches_tracked.item()
 
-    assert lesson["on_ranks"](2, batches)[1] == (4 if shapes_known else 5)
+    assert lesson["on_ranks"](2, batches)[1] == (4 if shapes_known or TORCH > (2, 13) else 5)
 
 
 @pytest.mark.parametrize("keyed", [True, False])
