@@ -479,3 +479,19 @@ def test_a_model_that_ignores_the_number_of_labels_of_the_step():
     for rows, labels in zip(x.chunk(4), y.chunk(4), strict=True):
         nn.functional.cross_entropy(model(rows), labels).backward()
     assert torch.allclose(model.weight.grad, 4 * whole, atol=1e-6)
+
+
+def test_rows_that_do_not_count_spoil_gradients_if_only_a_mask_leaves_them_out():
+    def gradient(loss_of, label):
+        logits = torch.randn(4, 5, requires_grad=True)
+        loss = loss_of(logits, torch.full((4,), label))
+        loss.backward()
+        assert loss.isnan()
+        return logits.grad
+
+    def masked(logits, labels):
+        loss, mask = nn.functional.cross_entropy(logits, labels, reduction="none"), torch.zeros(4)
+        return (loss * mask).sum() / mask.sum()
+
+    assert torch.equal(gradient(nn.functional.cross_entropy, -100), torch.zeros(4, 5))
+    assert gradient(masked, 2).isnan().all()
