@@ -595,9 +595,25 @@ def test_a_wrong_gradient_is_found_though_others_are_a_thousand_times_larger():
     assert all("fc.weight" in dict(found)["gradient"] for found in lines.values())
 
 
-def test_a_compiled_model_is_asked_about_itself():
-    compiled = torch.compile(torch.nn.Sequential(torch.nn.Linear(5, 8)), backend="eager")
-    assert checker()["ask"](compiled, (torch.randn(10, 5),)) == {"DataParallel": [], "DDP": [], "FSDP2": []}
+def compiled(part):
+    """A model of which torch.compile has compiled itself, its call or a part."""
+    layer, options = torch.nn.Linear(5, 5), {"backend": "eager"}
+    if part == "a part":
+        return torch.nn.Sequential(torch.compile(layer, **options), torch.nn.ReLU())
+    model = torch.nn.Sequential(layer, torch.nn.ReLU())
+    if part == "its call":
+        model.compile(**options)
+    return torch.compile(model, **options) if part == "the whole" else model
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("part", ["the whole", "its call", "a part"])
+def test_a_compiled_model_is_refused_where_it_fails(edition, part):
+    """DataParallel takes none (lesson 7); a compiled part cannot be taken off, nor be copied."""
+    found = checker(edition)["ask"](compiled(part), (torch.randn(10, 5),))
+    kinds = {tool: [kind for kind, _ in lines] for tool, lines in found.items()}
+    others = ["compiled"] if part == "a part" else []
+    assert kinds == {"DataParallel": ["compiled"], "DDP": others, "FSDP2": others}
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
