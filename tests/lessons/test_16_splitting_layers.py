@@ -10,7 +10,11 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 from torch.distributed.tensor import Replicate
 from torch.nn.parallel import DistributedDataParallel
 
@@ -332,6 +336,41 @@ def test_gradients_of_an_earlier_step_are_divided_again(lesson):
         return torch.allclose(grads[1], grads[0] * (1 + 1 / 4))  # 2 would be right
 
     assert lesson["on_ranks"](2, shares) == [True, True]
+
+
+def all_gathers_in_a_step(lesson, micro_batches, **options):
+    """Those of a stage of two layers, each and together under FSDP2, on a mesh of two stages and two ranks for each."""
+
+    def step():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipe", "data"))
+        part = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        for module in (*part, part):
+            fully_shard(module, mesh=mesh["data"], **options)
+        number, rows = mesh["pipe"].get_local_rank(), torch.randn(2 * micro_batches, 8)
+        stage = PipelineStage(part, number, 2, torch.device("cpu"), group=mesh["pipe"].get_group())
+        schedule = lesson["Schedule1F1B"](stage, micro_batches, loss_fn=torch.nn.functional.mse_loss)
+        inputs, target = ([], rows) if number else ([rows], None)
+        schedule.step(*inputs, target=target)  # finds out the shapes, too
+        with torch.profiler.profile() as profile:
+            schedule.step(*inputs, target=target)
+        names = [event.name for event in profile.events()]
+        return names.count("c10d::_allgather_base_"), names.count("c10d::_reduce_scatter_base_")
+
+    return set(lesson["on_ranks"](4, step))
+
+
+def test_fsdp2_gathers_the_weights_of_a_stage_for_every_micro_batch(lesson):
+    [(few, once)], [(many, still_once)] = (all_gathers_in_a_step(lesson, m) for m in (2, 6))
+    assert many - few == 2 * 4, "two layers, four more micro-batches"
+    assert once == still_once == 2, "the gradients are added up first"
+    for m in (2, 6):
+        assert all_gathers_in_a_step(lesson, m, reshard_after_forward=False) == {(2, 2)}
+
+
+def test_a_zero_bubble_schedule_gives_the_same_gradient(lesson):
+    found = lesson["on_ranks"](4, lesson["run_pipeline"], ScheduleInterleavedZeroBubble, 8, 2)
+    parts = sorted((entry for _, entries in found for entry in entries), key=lambda entry: entry[0])
+    assert lesson["close"]([gradient for _, gradients in parts for gradient in gradients], lesson["expected"])
 
 
 @pytest.mark.parametrize("shapes_known", [True, False])
