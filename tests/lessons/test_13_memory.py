@@ -3,6 +3,7 @@
 The lesson's functions on ranks need one rank only; peak() is rehearsed here for 1, 2, 3, 4 and 8 GPUs.
 """
 
+import copy
 import functools
 
 import pytest
@@ -13,7 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.profiler import profile
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.conftest import EDITIONS
 from tests.reading import run_cells
@@ -178,6 +180,39 @@ def test_what_saves(left):
     assert scores > plain > bfloat16 > fewer > checkpointed
     assert fewer == plain / 4
     assert checkpointed == 4 * 8 * 64 * 64 * 4  # the input of each of four blocks
+
+
+class Noting(TorchDispatchMode):
+    """Notes the operators that are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.operators.append(operator)
+        return operator(*args, **(kwargs or {}))
+
+
+def test_selective_checkpointing_computes_no_product_again_and_changes_no_gradient(left):
+    """With the arguments that the text names."""
+    operators = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+    selective = functools.partial(create_selective_checkpoint_contexts, operators)
+    torch.manual_seed(0)
+    blocks, x = torch.nn.Sequential(*[left["Block"](64, 4, False) for _ in range(4)]), torch.randn(8, 64, 64)
+    again, gradients = [], []
+    for options in ({}, {"context_fn": selective}):
+        model = copy.deepcopy(blocks)
+        for block in model:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+        torch.manual_seed(1)  # for dropout
+        loss = model(x).square().mean()
+        with Noting() as noted:
+            loss.backward()
+        again.append(noted.operators.count(torch.ops.aten.addmm.default))
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert again == [4 * 4, 0], "four layers in each of four blocks"
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("edition", EDITIONS)

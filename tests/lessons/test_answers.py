@@ -495,3 +495,52 @@ def test_rows_that_do_not_count_spoil_gradients_if_only_a_mask_leaves_them_out()
 
     assert torch.equal(gradient(nn.functional.cross_entropy, -100), torch.zeros(4, 5))
     assert gradient(masked, 2).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_the_loop_that_accumulates(on_ranks, edition, dtype):
+    """Six batches, four to an update: two updates, and on two ranks the weights of one that has all rows."""
+
+    def trained():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [rows[dist.get_rank() :: dist.get_world_size()] for rows in 0.1 * torch.randn(6, 8, 3)]
+        done = code(
+            edition,
+            "q-accumulation",
+            torch=torch,
+            nn=nn,
+            nullcontext=contextlib.nullcontext,
+            device=torch.device("cpu"),
+            dtype=dtype,
+            k=4,
+            loader=[(rows, rows.sum(1, keepdim=True)) for rows in batches],
+            loss_function=nn.functional.mse_loss,
+            model=model,
+            optimizer=optimizer,
+            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        )
+        return done["scheduler"].last_epoch, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    ((updates, expected),) = on_ranks(1, trained)
+    torch.manual_seed(0)
+    assert updates == 2 and not torch.allclose(nn.Linear(3, 1).bias, expected[-1:], atol=1e-4)
+    for updates, weights in on_ranks(2, trained):
+        assert updates == 2 and torch.allclose(weights, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_a_warm_up_before_a_scheduler_of_ones_own(edition):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.8)
+    schedulers = torch.optim.lr_scheduler
+    names = {name: getattr(schedulers, name) for name in ("LinearLR", "SequentialLR")}
+    main = schedulers.StepLR(optimizer, 2, gamma=0.5)
+    scheduler = code(edition, "q-learning-rate", optimizer=optimizer, main=main, n=8, w=4, **names)["scheduler"]
+    rates = []
+    for _ in range(8):
+        rates += scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.1, 0.275, 0.45, 0.625, 0.8, 0.8, 0.4, 0.4])

@@ -112,13 +112,14 @@ class Forgetful(nn.Module):
 
 @EITHER
 @SEVERAL
-@pytest.mark.parametrize("mode", ["training", "inference_mode", "autocast"])
+@pytest.mark.parametrize("mode", ["training", "inference_mode", "float16", "bfloat16"])
 def test_what_replicas_see_and_forget(both, kind, n, mode):
     model = Forgetful().to("cuda:0")
     modes = {
         "training": torch.enable_grad,
         "inference_mode": torch.inference_mode,
-        "autocast": lambda: torch.autocast("cuda", torch.float16),
+        "float16": lambda: torch.autocast("cuda", torch.float16),
+        "bfloat16": lambda: torch.autocast("cuda", torch.bfloat16),
     }
     noted = []
     for network in both(model):
