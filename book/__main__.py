@@ -158,7 +158,7 @@ def render() -> None:
 
 
 @commands.command()
-@click.option("--port", default=8000, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 def serve(port: int) -> None:
     """Build, and again when a file changes; the browser shows the new page, or what is wrong."""
     site.serve(sources.find_root(), port, lambda: build_book(ahead=True))
@@ -174,7 +174,7 @@ def check() -> None:
 def list_runs() -> None:
     """List the runs of this machine and the recorded ones."""
     book, rows = sources.load(), []
-    for run in [*runs.local(book.root), *book.recorded]:
+    for run in [run for run in [*runs.local(book.root), *book.recorded] if run.lessons]:
         last = max(run.lessons.values(), key=lambda provenance: provenance.executed)
         machines = ", ".join(sorted({provenance.machine for provenance in run.lessons.values()}))
         remark = f"recorded; {len(runs.stale(book, run))} cells have changed since" if run in book.recorded else ""

@@ -77,7 +77,7 @@ def hint(cell: Cell) -> str:
 
 def wrong(cell: Cell) -> str:
     """What is wrong with the expressions of a cell, if anything."""
-    for text in [text for texts in parts(cell).values() for text in texts]:
+    for text in [*(text for texts in parts(cell).values() for text in texts), *played.in_the_page(cell)]:
         try:
             ast.parse(text, mode="eval")
         except SyntaxError:
@@ -85,11 +85,15 @@ def wrong(cell: Cell) -> str:
     return ""
 
 
-def impossible(cell: Cell, outputs: list[dict[str, Any]]) -> list[Any]:
-    """The answers to questions of whose right answers no choice is one, as JavaScript writes them: true, 3."""
+def impossible(cell: Cell, outputs: list[dict[str, Any]]) -> str:
+    """What is wrong with the truths that the kernel knew, if anything; choices are as JavaScript writes them: true, 3."""
+    for each, truth in zip(questions(cell), values_of(cell, outputs).get("ask", []), strict=False):
+        if each.get("any") and not (truth and isinstance(truth, (list, tuple))):
+            return f"`any` needs a list of right answers; {each['truth']} is {truth!r}"
     offered = [each for each in asked(cell, outputs) if "choices" in each]
     said = [{x if isinstance(x, str) else json.dumps(x).removesuffix(".0") for x in each["right"]} for each in offered]
-    return [each["right"][0] for each, words in zip(offered, said, strict=True) if words.isdisjoint(each["choices"])]
+    strange = [each["right"] for each, words in zip(offered, said, strict=True) if words.isdisjoint(each["choices"])]
+    return f"none of its choices is the truth, {strange[0][0]!r}" if strange else ""
 
 
 def structure(cell: Cell) -> list[Any]:

@@ -31,7 +31,10 @@ WIDTH = 79  # columns of code that fit a page; Chinese letters take two
 
 def check(book: Book, ahead: bool = False) -> list[Problem]:
     """Problems of each edition by itself; those that are notes stop no build. ahead: what is only missing is a note."""
-    found = [Problem(lesson.where(cell), text) for lesson in book.lessons for cell, text in faults(lesson)]
+    pages = [page for edition in book.editions.values() for page in edition.pages.values()]
+    texts = [(page.where(cell), cell.source) for page in pages for cell in page.cells]
+    found = [Problem(where, "has marks of a merge conflict") for where, text in texts if "\n<<<<<<< " in f"\n{text}"]
+    found += [Problem(lesson.where(cell), text) for lesson in book.lessons for cell, text in faults(lesson)]
     found += [Problem(x.where(cell), text, note=ahead) for x in book.lessons for cell, text in gaps(book, x)]
     places = [f"runs/{run.name}.json: {id}, cell {cell}" for run in book.recorded for id, cell in stale(book, run)]
     found += [Problem(place, "recorded from an older version of the cell", note=True) for place in places]
@@ -45,7 +48,7 @@ def pairs(book: Book) -> list[Problem]:
 
 
 def settings(book: Book) -> Iterator[Problem]:
-    """What neither Jupyter Book nor this package takes in _config.yml: values, or else names."""
+    """Settings of _config.yml with wrong values, or names that neither Jupyter Book nor this package knows."""
     package = package_files("jupyter_book")
     schema = json.loads((package / "config_schema.json").read_text(encoding="utf-8"))
     known, limit = schema["properties"], {"type": "number", "exclusiveMinimum": 0}

@@ -93,8 +93,8 @@ class Execution:
             forget(self.cache)
         for lesson, result in results.items():
             for cell in lesson.code:
-                if strange := asking.impossible(cell, result.outputs.get(cell.id, [])):
-                    failures.append(f"{lesson.where(cell)}: none of its choices is the truth, {strange[0]!r}")
+                if text := asking.impossible(cell, result.outputs.get(cell.id, [])):
+                    failures.append(f"{lesson.where(cell)}: {text}")
         if failures:
             raise BookError(*sorted(failures))
         return {lesson: results[lesson] for lesson in lessons}, todo

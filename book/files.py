@@ -1,4 +1,4 @@
-"""Reads and writes files: text, YAML, JSON and notebooks, whole or not at all. No other module opens any."""
+"""Reads and writes files: text, YAML, JSON and notebooks, whole or not at all."""
 
 import json
 import os

@@ -36,6 +36,12 @@ def expressions(cell: Cell) -> dict[str, list[str]]:
     return {"calculator": values, "player": steps}
 
 
+def in_the_page(cell: Cell) -> list[str]:
+    """The expressions that the page works out itself, and their names."""
+    about = cell.metadata.get("calculator", {})
+    return [*(each["name"] for each in about.get("inputs", [])), *(each["value"] for each in about.get("results", []))]
+
+
 def wrong(lesson: Lesson, cell: Cell) -> str:
     """What is wrong with the calculator of a cell, if anything."""
     wanted = cell.metadata.get("calculator", {}).get("functions", [])

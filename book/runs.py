@@ -53,7 +53,7 @@ def without_comments(source: str) -> str:
 
 
 def result_from(data: dict[str, Any]) -> Result:
-    return Result(**{**data, "provenance": Provenance(**data["provenance"])})
+    return Result(**{**data, "provenance": Provenance(**data["provenance"]), "outputs": dict(data["outputs"])})
 
 
 def provenances_in(folder: Path) -> dict[str, Any] | None:
@@ -112,9 +112,11 @@ def write_run(book: Book, folder: Path, results: dict[Lesson, Result]) -> None:
             new[path] = files.json_text(files.notebook_json(cells, executed=True))
             provenances[lesson.id] = asdict(results[lesson].provenance)
         elif lesson.id in old and (folder / path).exists():
-            new[path] = (folder / path).read_text(encoding="utf-8")
+            new[path] = (folder / path).read_text("utf-8", "replace")
             provenances[lesson.id] = old[lesson.id]
-    same = {path for path in new if (folder / path).exists() and (folder / path).read_text("utf-8") == new[path]}
+    same = {
+        path for path in new if (folder / path).exists() and (folder / path).read_text("utf-8", "replace") == new[path]
+    }
     if len(same) == len(new) and files.json_text(provenances) == files.json_text(old):
         return
     with files.new_folder(folder) as fresh:
@@ -221,7 +223,9 @@ def compare(book: Book, first: Run, second: Run) -> list[tuple[str, str, str]]:
     found = []
     for id in sorted(set(first.cells) & set(second.cells)):
         for cell in [c for c in first.cells[id] if c in second.cells[id] and (id, c) not in timed]:
-            before, after = (lines_of(run.cells[id][cell].outputs) for run in (first, second))
+            outputs = [run.cells[id][cell].outputs for run in (first, second)]
+            shown = [asking.without_values(each) for each in outputs]  # a recorded run has no other
+            before, after = map(lines_of, shown if any(map(list.__eq__, shown, outputs)) else outputs)
             if before != after:
                 lines = difflib.unified_diff(before, after, first.name, second.name, lineterm="")
                 found.append((id, cell, "\n".join(lines)))

@@ -198,7 +198,11 @@ def root_pages(book: Book, site: Path) -> None:
 
 def said_of(error: BookError | OSError) -> str:
     """What an author is told of it; an OSError is of a full disk, for instance."""
-    text = str(error) if isinstance(error, BookError) else f"{error.filename}: {error.strerror}".removeprefix("None: ")
+    text = (
+        str(error)
+        if isinstance(error, BookError)
+        else f"{error.filename}: {error.strerror or error}".removeprefix("None: ")
+    )
     return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in text.splitlines())
 
 

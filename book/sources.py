@@ -78,7 +78,7 @@ def reading_order(toc: dict[str, Any]) -> list[str]:
 
 def load_edition(settings: Path, order: list[str], root: Path, problems: list[str]) -> Edition:
     folder = settings.parent
-    found = {path.stem: path for path in sorted(folder.glob("*")) if path.suffix in (".ipynb", ".md")}
+    found = {path.stem: path for path in sorted(folder.glob("[!.]*")) if path.suffix in (".ipynb", ".md")}
     composed = {unicodedata.normalize("NFC", name): name for name in found}
     missing = [name for name in order if name not in found]
     for name in missing:
@@ -216,15 +216,16 @@ def new_lesson(book: Book, name: str, like: str) -> list[str]:
     last, made, source = book.source.lessons[-1], [], book.source.lessons[-1]
     if not re.fullmatch(rf"{(number := last.number + 1):02}_[a-z][a-z0-9_]*", name):
         raise BookError(f"{name}: the next lesson is called {number:02}_name, in small letters, after {last.name}")
+    toc = files.read_text(book.root / "_toc.yml", book.root)
+    if not (line := re.search(rf"^.*file: *[\"']?{last.name}\b.*\n?", toc, re.MULTILINE)):
+        raise BookError(Problem("_toc.yml", f"no line of its own is for {last.name}, after which {name} is to stand"))
     for model in select(book, [like]):
         lesson = replace(model, name=name, path=f"{NOTEBOOKS}/{model.edition}/{name}.ipynb", raw="", number=number)
         cells = [replace(cell, source=relabelled(cell, model, lesson)) for cell in model.cells]
         lesson = replace(lesson, cells=tuple(cells))
         source = lesson if model.edition == book.source.name else source
         made += rewrite(book, lesson, cells if lesson is source else [up_to_date(cell, source) for cell in cells])
-    toc = files.read_text(book.root / "_toc.yml", book.root)
-    line = next(line for line in toc.splitlines(keepends=True) if line.rstrip().endswith(last.name))
-    files.write_text(book.root / "_toc.yml", toc.replace(line, line + line.replace(last.name, name)))
+    files.write_text(book.root / "_toc.yml", toc.replace(line[0], line[0] + line[0].replace(last.name, name)))
     return [*made, "_toc.yml"]
 
 

@@ -69,6 +69,14 @@ def test_a_truth_that_is_none(book, truth, said):
     assert f"notebooks/en/01_count.ipynb, cell count-rows: {said}\n" in out
 
 
+@pytest.mark.parametrize("truth", ["next(i for i in iter(int, 1) if i)", "__import__('os')._exit(1)"])
+def test_a_truth_that_never_comes(book, truth):
+    book.replace("_config.yml", "timeout: 120", "timeout: 3")
+    ask(book, "count-rows", truth=truth)
+    said = f"notebooks/en/01_count.ipynb, cell count-rows: {truth}: the kernel gives no answer within 3 s\n"
+    assert said in book.bad("execute", "--force")
+
+
 def test_a_truth_that_is_no_expression(book):
     ask(book, "count-rows", truth="rows =")
     assert "notebooks/en/01_count.ipynb, cell count-rows: no expression: rows =\n" in book.bad("check")
@@ -85,9 +93,22 @@ def test_a_truth_that_is_no_expression(book):
 def test_choices_are_values_as_a_page_writes_them(question):
     outputs = [asking.output([eval(question["truth"], {"rows": [3, 1, 2]})])]
     cell = Cell("a", "code", "", {"ask": [{"question": "Which?", **question}]})
-    assert asking.impossible(cell, outputs) == []
+    assert asking.impossible(cell, outputs) == ""
     cell.metadata["ask"][0]["choices"] = {"d": "another"}
-    assert len(asking.impossible(cell, outputs)) == 1
+    assert asking.impossible(cell, outputs).startswith("none of its choices is the truth, ")
+
+
+@pytest.mark.parametrize("truth", [[], 3, None])
+def test_any_of_no_list(truth):
+    cell = Cell("a", "code", "", {"ask": [{"question": "Which?", "truth": "found", "any": True}]})
+    said = f"`any` needs a list of right answers; found is {truth!r}"
+    assert asking.impossible(cell, [asking.output([truth])]) == said
+
+
+@pytest.mark.parametrize("part", [{"inputs": [{"name": "a b"}]}, {"results": [{"value": "a +"}]}])
+def test_a_calculator_with_what_is_no_expression(part):
+    said = asking.wrong(Cell("a", "code", "", {"calculator": {"inputs": [], "results": [], **part}}))
+    assert said == f"no expression: {[*part.values()][0][0].popitem()[1]}"
 
 
 def test_choices_of_which_none_is_the_truth(book):

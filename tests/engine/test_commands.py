@@ -214,3 +214,15 @@ def test_diff_names_the_one_cell_that_differs(book):
     assert (done.code, done.err) == (1, "")
     assert done.out.startswith("zh/01_count, cell count-rows:\n--- before\n+++ run\n")
     assert "-行数: 3\n+another thing\n" in done.out and done.out.endswith("cells that differ: 1\n")
+
+
+def test_runs_without_a_lesson_are_passed_over(book):
+    (book.folder / "_build" / "run" / "run.json").write_text('{"lessons": {}}')
+    (book.folder / "runs").mkdir(exist_ok=True)
+    (book.folder / "runs" / "empty.json").write_text('{"lessons": {}, "cells": {}}')
+    assert "empty" not in book.good("runs")
+
+
+def test_a_port_that_cannot_be(book):
+    done = book.run("serve", "--port", "80000")
+    assert done.code == 2 and "80000 is not in the range" in done.err

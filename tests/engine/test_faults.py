@@ -270,6 +270,7 @@ def test_a_run_that_somebody_has_spoiled_heals(book):
         lambda: (run / "en" / "01_count.ipynb").unlink(),
         lambda: shutil.rmtree(run / "zh"),
         lambda: (run / "zh" / "02_total.ipynb").write_text("{"),
+        lambda: (run / "zh" / "02_total.ipynb").write_bytes(b"\xff"),
         lambda: (run / "run.json").write_text(""),
         lambda: (run / "run.json").write_text("{}"),
         lambda: (run / "run.json").unlink(),

@@ -254,6 +254,10 @@ def test_compare_looks_at_the_answers_that_a_cell_keeps(small, provenance):
 
     assert runs.compare(small, run([10, 2], True, "sum"), run([10, 2], True, "sum")) == []
     assert runs.compare(small, run([10, 2], True, "sum"), run([10, 3], True, "sum")) != []
+    assert (
+        runs.compare(small, run([10, 2]), Run("recorded", {"en/a": provenance}, {"en/a": {"x": Recorded("", [])}}))
+        == []
+    )
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{", '{"lessons": {"en/a": {}}, "cells": {}}'])

@@ -193,6 +193,27 @@ def test_a_new_lesson(folder):
     assert [c.source for c in english.code] == [c.source for c in book.page("en/02_total").code]
 
 
+def test_a_new_lesson_stands_after_a_line_with_a_remark(folder):
+    toc = folder / "_toc.yml"
+    toc.write_text(toc.read_text("utf-8").replace("file: 02_total", 'file: "02_total"  # the last'), encoding="utf-8")
+    sources.new_lesson(sources.load(folder), "03_mean", "02_total")
+    assert list(sources.load(folder).source.pages) == ["index", "01_count", "02_total", "03_mean", "glossary"]
+
+
+def test_a_new_lesson_for_which_the_contents_have_no_line(folder):
+    """Nothing is written then."""
+    toc = folder / "_toc.yml"
+    toc.write_text(toc.read_text("utf-8").replace("file: 02_total", "{file:\n     02_total}"), encoding="utf-8")
+    with pytest.raises(BookError, match="_toc.yml: no line of its own is for 02_total, after which 03_mean"):
+        sources.new_lesson(sources.load(folder), "03_mean", "02_total")
+    assert not [*folder.rglob("03_mean*")]
+
+
+def test_what_editors_hide_is_no_page(folder):
+    (folder / "notebooks" / "en" / ".#index.md").write_text("")
+    assert said_of(folder) == []
+
+
 def test_links_within_a_new_lesson_stay_in_it(small):
     own = "[label](#total), [by its file](02_total.ipynb#total-rule), [cell](02_total.ipynb#cell-total)"
     others = "[another lesson](01_count.ipynb#count), [a word](glossary.md#term-row) (total)\n(total) no label"

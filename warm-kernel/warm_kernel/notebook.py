@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from queue import Empty
 from typing import Any
 
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
@@ -101,7 +102,10 @@ async def value_of(client: Any, expression: str, printed: str, cell: str) -> Any
     asked = client.kc.execute("", silent=True, user_expressions={"value": bound})
     reply: dict[str, Any] = {"parent_header": {}}
     while reply["parent_header"].get("msg_id") != asked:
-        reply = await client.kc.get_shell_msg(timeout=client.timeout)
+        try:
+            reply = await client.kc.get_shell_msg(timeout=client.timeout)
+        except Empty:
+            raise CellFailed(f"{expression}: the kernel gives no answer within {client.timeout} s", cell) from None
     found = reply["content"]["user_expressions"]["value"]
     if found["status"] == "error":
         raise CellFailed(f"{expression}: {found['ename']}: {found['evalue']}", cell)
