@@ -198,11 +198,9 @@ def root_pages(book: Book, site: Path) -> None:
 
 def said_of(error: BookError | OSError) -> str:
     """What an author is told of it; an OSError is of a full disk, for instance."""
-    text = (
-        str(error)
-        if isinstance(error, BookError)
-        else f"{error.filename}: {error.strerror or error}".removeprefix("None: ")
-    )
+    text = str(error)
+    if isinstance(error, OSError) and error.filename:
+        text = f"{error.filename}: {error.strerror}"
     return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in text.splitlines())
 
 

@@ -121,6 +121,16 @@ for (const [box, side, narrow] of [
   update();
 }
 
+// The menu shows the page that one reads, when the page opens and when the menu does.
+function showHere() {
+  const [menu, here] = [document.querySelector(".sidebar-scroll"), document.querySelector(".sidebar-tree [aria-current]")];
+  const down = here?.getBoundingClientRect().top - menu.getBoundingClientRect().top - menu.clientHeight / 2;
+  if (here) menu.scrollBy({ top: down, behavior: "instant" }); // a slow one would stop what scrolls the page
+}
+
+showHere();
+document.getElementById("__navigation").addEventListener("change", showHere);
+
 // Outputs of several runs become tabs, and the choice holds for all of them, from page to page.
 // Without this script all are in view, one below the other.
 function choose(key) {

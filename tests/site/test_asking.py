@@ -125,7 +125,7 @@ def test_odd_input(visit):
 def test_who_leaves_a_field_empty_is_told(visit):
     page = visit("en/04_data_parallel.html")
     answer(page, "", "5, 5")
-    assert said(page) == ["You said nothing. It is: 15, 15.", "Right."]
+    assert said(page) == ["No answer; it is: 15, 15.", "Right."]
     assert box(page).locator(".cell_output").first.is_visible()
     assert not box(page).get_by_text("Mend that, and press again.").is_visible()
     assert box(page).locator("input").first.get_attribute("aria-invalid") is None
@@ -139,7 +139,7 @@ def test_enter_goes_on_to_the_next_empty_field(visit):
     first.press("Enter")
     assert second.evaluate("field => field === document.activeElement") and said(page) == ["", ""]
     second.press("Enter")  # one who says nothing wants to see it
-    assert said(page) == ["Right.", "You said nothing. It is: 5, 5."]
+    assert said(page) == ["Right.", "No answer; it is: 5, 5."]
 
 
 def test_a_whole_number_is_shown_whole(visit):
@@ -232,7 +232,7 @@ def test_an_answer_from_before_a_question_was_added_still_counts(visit):
     page = visit("en/04_data_parallel.html")
     page.evaluate("name => localStorage.setItem(`answer:${name}`, JSON.stringify({given: ['15, 15']}))", FIRST)
     page.reload()
-    assert said(page) == ["Right.", "You said nothing. It is: 5, 5."]
+    assert said(page) == ["Right.", "No answer; it is: 5, 5."]
     assert box(page, "04_data_parallel/run-3").locator(".ask-button").inner_text() == "Show the answer"
 
 

@@ -56,6 +56,23 @@ def test_copy_button(visit, served):
     assert not page.locator(".cell_output button.copybtn").count()
 
 
+def test_copy_button_for_a_finger(visit):
+    """It cannot hover, so the button is there, and large enough."""
+    page = visit("en/04_data_parallel.html", viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    button = page.locator(".cell_input .copybtn").first
+    assert float(button.evaluate("b => getComputedStyle(b).opacity")) > 0.5
+    assert button.bounding_box()["width"] >= 32
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_menu_shows_the_page_that_one_reads(visit, width):
+    page = visit("zh/explorer.html", viewport={"width": width, "height": 800})
+    if width == 390:
+        page.get_by_role("button", name="显示或隐藏全书目录").click()
+    box = page.locator(".sidebar-tree [aria-current]").bounding_box()
+    assert 0 < box["y"] < 800
+
+
 def test_theme_is_remembered(visit, served):
     page = visit("en/01_device.html", site=served, color_scheme="light")
     button = page.locator(".theme-toggle-content button")

@@ -20,7 +20,7 @@ NAMES = re.compile(
     r"[\w.-]+/[\w.-]+#\d+|PyTorch Forums|PyTorch|pytorch#|NVIDIA|CUDA|Python|Jupyter|Matplotlib|notebook|Colab|English|Linux|x86_64|GPUs?|CPU|cpu|ROCm|AMD|Apple|Intel|Furo|Perfetto|fork"
     r"|GPipe|(The )?Ultra-Scale Playbook|How to Scale Your Model|torchtitan|torchrun|Accelerate|DeepSpeed|Lightning|Slurm"
     r"|Kubeflow Trainer|SkyPilot|Ray Train|Megatron-(Core|LM)|vLLM|SGLang|nccl-tests|\w+#\d+"
-    r"|CNN|RNN|BatchNorm|HSDP|ZeRO|DCP|DTensor|LoRA|NVLink|meta|DistributedDataParallel|DataParallel|DDP|FSDP|GIL|all-gather|reduce-scatter|（[A-Za-z ]+）|local rank|rank|[\w.+-]*\d[\w.+-]*"
+    r"|CNN|RNN|BatchNorm|HSDP|ZeRO|DCP|DTensor|LoRA|NVLink|InfiniBand|meta|DistributedDataParallel|DataParallel|DDP|FSDP|GIL|all-gather|reduce-scatter|（[A-Za-z ]+）|local rank|rank|[\w.+-]*\d[\w.+-]*"
 )
 
 

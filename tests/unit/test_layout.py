@@ -13,7 +13,7 @@ from tests.unit.conftest import DATA
 ROOT = DATA.parent.parent
 PACKAGE = ROOT / "book"
 MODULES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.glob("*.py"))}
-MOST_LINES, MOST_LINES_OF_A_MODULE, MOST_MODULES = 2765, 250, 15
+MOST_LINES, MOST_LINES_OF_A_MODULE, MOST_MODULES = 2769, 250, 15
 # A module may import those that stand before it; those in one pair of brackets do not know each other.
 ORDER = [
     ["model"],
