@@ -367,6 +367,38 @@ def test_fsdp2_gathers_the_weights_of_a_stage_for_every_micro_batch(lesson):
         assert all_gathers_in_a_step(lesson, m, reshard_after_forward=False) == {(2, 2)}
 
 
+@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}], ids=["default", "whole"])
+def test_fsdp2_in_a_zero_bubble_schedule_needs_weights_that_stay_whole(lesson, options):
+    """When the default is right, too, strike the sentence from the cell traffic-why."""
+    rows = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+
+    def layers():
+        torch.manual_seed(0)
+        return [torch.nn.Linear(8, 8) for _ in range(8)]
+
+    def gradients():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipe", "data"))
+        place, stages = mesh["pipe"].get_local_rank(), []
+        for number in (place, place + 2):
+            part = torch.nn.Sequential(*layers()[2 * number : 2 * number + 2])
+            for module in (*part, part):
+                fully_shard(module, mesh=mesh["data"], **options)
+            stages.append(PipelineStage(part, number, 4, torch.device("cpu"), group=mesh["pipe"].get_group()))
+        schedule = ScheduleInterleavedZeroBubble(stages, 4, loss_fn=torch.nn.functional.mse_loss)
+        schedule.step(*([] if place else [rows]), target=rows if place else None)
+        found = [parameter.grad for stage in stages for parameter in stage.submod.parameters()]
+        return place, [g if g is None else g.full_tensor() for g in found]
+
+    model = torch.nn.Sequential(*layers())
+    torch.nn.functional.mse_loss(model(rows), rows).backward()
+    right = []
+    for place, found in lesson["on_ranks"](4, gradients):
+        expected = [p.grad for number in (place, place + 2) for p in model[2 * number : 2 * number + 2].parameters()]
+        pairs = zip(found, expected, strict=True)
+        right.append(all(g is not None and torch.allclose(g, e, atol=1e-6) for g, e in pairs))
+    assert all(right) == bool(options)
+
+
 def test_a_zero_bubble_schedule_gives_the_same_gradient(lesson):
     found = lesson["on_ranks"](4, lesson["run_pipeline"], ScheduleInterleavedZeroBubble, 8, 2)
     parts = sorted((entry for _, entries in found for entry in entries), key=lambda entry: entry[0])

@@ -603,17 +603,23 @@ def compiled(part):
     model = torch.nn.Sequential(layer, torch.nn.ReLU())
     if part == "its call":
         model.compile(**options)
+    if part == "forward":
+        model[0].forward = torch.compile(model[0].forward, **options)
+    if part == "DataParallel":
+        return torch.compile(torch.nn.DataParallel(model), **options)
     return torch.compile(model, **options) if part == "the whole" else model
 
 
 @pytest.mark.parametrize("edition", EDITIONS)
-@pytest.mark.parametrize("part", ["the whole", "its call", "a part"])
+@pytest.mark.parametrize("part", ["the whole", "its call", "a part", "forward", "DataParallel"])
 def test_a_compiled_model_is_refused_where_it_fails(edition, part):
-    """DataParallel takes none (lesson 7); a compiled part cannot be taken off, nor be copied."""
+    """DataParallel takes none (lesson 7), but can be compiled; a compiled part cannot be taken off, nor be copied, and
+    what is set as a module's forward stays the original's."""
     found = checker(edition)["ask"](compiled(part), (torch.randn(10, 5),))
     kinds = {tool: [kind for kind, _ in lines] for tool, lines in found.items()}
-    others = ["compiled"] if part == "a part" else []
-    assert kinds == {"DataParallel": ["compiled"], "DDP": others, "FSDP2": others}
+    others = {"a part": ["compiled"], "forward": ["forward"]}.get(part, [])
+    mine = {"forward": ["forward"], "DataParallel": []}.get(part, ["compiled"])
+    assert kinds == {"DataParallel": mine, "DDP": others, "FSDP2": others}
 
 
 @pytest.mark.parametrize("edition", EDITIONS)

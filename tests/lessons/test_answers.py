@@ -15,10 +15,12 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.conftest import BOOK, EDITIONS
 from tests.reading import run_cells
@@ -544,3 +546,50 @@ def test_a_warm_up_before_a_scheduler_of_ones_own(edition):
         optimizer.step()
         scheduler.step()
     assert rates == pytest.approx([0.1, 0.275, 0.45, 0.625, 0.8, 0.8, 0.4, 0.4])
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_a_pipeline_of_stages_that_fsdp2_divides(on_ranks, edition):
+    """On a mesh of 2 × 2, two steps: the weights of one process, whose gradients are clipped, too."""
+
+    def layers():
+        torch.manual_seed(0)
+        return [nn.Linear(4, 4) for _ in range(4)]
+
+    rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    dataset = TensorDataset(rows, 5 * rows.roll(1, 1))
+
+    def trained():
+        names = code(
+            edition,
+            "q-pipeline-ddp",
+            torch=torch,
+            nn=nn,
+            dist=dist,
+            init_device_mesh=lambda kind, shape, **names: init_device_mesh("cpu", (2, 2), **names),
+            make_stage=lambda place: nn.Sequential(*layers()[2 * place : 2 * place + 2]),
+            fully_shard=fully_shard,
+            PipelineStage=PipelineStage,
+            Schedule1F1B=Schedule1F1B,
+            device=torch.device("cpu"),
+            m=4,
+            loss_function=nn.functional.mse_loss,
+            DistributedSampler=functools.partial(DistributedSampler, shuffle=False),
+            DataLoader=DataLoader,
+            dataset=dataset,
+            rows=8,
+        )
+        return names["place"], [p.full_tensor().detach() for p in names["part"].parameters()]
+
+    model = nn.Sequential(*layers())
+    optimizer, norms = torch.optim.AdamW(model.parameters()), []
+    for inputs, labels in DataLoader(dataset, 16):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), labels).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+    assert min(norms) > 1, "clipped in both steps"
+    expected = list(model.parameters())
+    for place, found in on_ranks(4, trained):
+        for one, other in zip(found, expected[4 * place : 4 * place + 4], strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
